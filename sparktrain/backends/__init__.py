@@ -1,0 +1,32 @@
+"""How N worker processes become one gang: a backend knows processes and addresses, no framework."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+from sparktrain.errors import ParamError
+from sparktrain.gang.spec import Gang
+
+AVAILABLE = ("native",)
+
+
+class Backend(Protocol):
+    """The seam each backend fills."""
+
+    def prepare(self, gang: Gang) -> None:
+        """Called once in each worker, after the rendezvous and before its trainer."""
+
+
+def load(name: str) -> Backend:
+    """The backend of that name.
+
+    Raises
+    ------
+    ParamError
+        Where there is none.
+    """
+    if name not in AVAILABLE:
+        raise ParamError(f"backend: expected one of {', '.join(map(repr, AVAILABLE))}, got {name!r}")
+    backend: Backend = importlib.import_module(f"sparktrain.backends.{name}").BACKEND
+    return backend

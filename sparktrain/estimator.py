@@ -1,0 +1,167 @@
+"""`GangEstimator.fit`: validate -> plan -> launch -> Model; each framework fills in the middle."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pyspark.ml.base import Estimator, Model
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from sparktrain import backends, params, session, shipping
+from sparktrain.errors import ParamError
+from sparktrain.gang.launch import GangOutcome, launch
+from sparktrain.gang.spec import GangSpec
+from sparktrain.params import GangParam, KeywordParams
+from sparktrain.shards.columns import ColumnPlan
+
+logger = logging.getLogger(__name__)
+M = TypeVar("M", bound="Model")
+
+
+class HasGang(KeywordParams):
+    """How many ranks, on what, and how long anything may take."""
+
+    numProc = GangParam(
+        "num_proc",
+        "Ranks of the gang, one barrier task each. By default as many as the cluster has task slots.",
+        params.integer(1),
+        None,
+        aliases=("num_workers",),
+    )
+    backend = GangParam(
+        "backend", "How the ranks communicate: 'native'.", params.one_of(*backends.AVAILABLE), "native"
+    )
+    partitioned = GangParam(
+        "partitioned",
+        "True: the DataFrame's partitions are the shards as they are; there must be num_proc of them. "
+        "Else the DataFrame is repartitioned.",
+        params.boolean,
+        False,
+    )
+    launchTimeoutS = GangParam(
+        "launch_timeout_s",
+        "Seconds to wait for executors that are still registering.",
+        params.number(above=0),
+        300.0,
+    )
+    rendezvousTimeoutS = GangParam(
+        "rendezvous_timeout_s",
+        "Seconds that a rank whose shard is spooled waits for its worker's imports and for the other ranks.",
+        params.number(above=0),
+        600.0,
+    )
+    collectiveTimeoutS = GangParam(
+        "collective_timeout_s",
+        "Seconds after which one collective operation fails because a rank does not take part.",
+        params.number(above=0),
+        1800.0,
+    )
+    verbose = GangParam("verbose", "0: silent. 1: a progress bar on the driver's terminal.", params.integer(0), 1)
+
+
+class HasTraining(KeywordParams):
+    """Epochs, batches and which rows train in which order."""
+
+    batchSize = GangParam(
+        "batch_size",
+        "Rows each rank brings to a step; the global batch is num_proc * batch_size.",
+        params.integer(1),
+        32,
+    )
+    epochs = GangParam("epochs", "Passes over the training rows.", params.integer(1), 1)
+    seed = GangParam(
+        "seed",
+        "Seeds the order of rows, the validation draw and the workers' generators: the same seed, data and "
+        "num_proc give the same model.",
+        params.integer(0),
+        0,
+    )
+    shuffle = GangParam(
+        "shuffle", "Permute each shard anew every epoch; False: the DataFrame's own order.", params.boolean, True
+    )
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What a trainer gets: small values in the closure, and one large part that travels as a file.
+
+    Parameters
+    ----------
+    small : mapping
+    large_key : str
+        Where the large part goes in the mapping when it is small enough after all.
+    large : bytes
+    """
+
+    small: Mapping[str, Any]
+    large_key: str
+    large: bytes
+
+
+class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
+    """Base of the estimators: a subclass names its trainer, plans columns, packs a payload, makes the model."""
+
+    trainer: str
+    """``module:function`` that the workers run."""
+
+    @abstractmethod
+    def _plan(self, schema: StructType) -> ColumnPlan:
+        """Columns to tensors; raises on what the schema already shows to be wrong."""
+
+    @abstractmethod
+    def _payload(self, plan: ColumnPlan) -> Payload:
+        """What the trainer needs; raises on Params that contradict one another."""
+
+    @abstractmethod
+    def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> M:
+        """The fitted model."""
+
+    def _fit(self, dataset: DataFrame) -> M:
+        spark = session.session_of(dataset)
+        plan = self._plan(dataset.schema)
+        payload = self._payload(plan)
+        num_proc = self._num_proc(spark)
+        spec = self._gang_spec(spark, num_proc, plan, payload)
+        outcome = launch(
+            plan.select(dataset),
+            spec,
+            partitioned=self._value(self.partitioned),
+            launch_timeout_s=self._value(self.launchTimeoutS),
+            progress_label=type(self).__name__ if self._value(self.verbose) else None,
+        )
+        logger.info("%s trained on %s rows by rank", type(self).__name__, list(outcome.rows))
+        model = self._create_model(outcome, plan)
+        return self._copyValues(model)
+
+    def _num_proc(self, spark: SparkSession) -> int:
+        given = self._value(self.numProc)
+        if given is not None:
+            return int(given)
+        found = session.registered_slots(spark) or session.promised_slots(spark)
+        if not found:
+            raise ParamError("num_proc: this session doesn't tell how many task slots the cluster has; set it")
+        return found
+
+    def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, payload: Payload) -> GangSpec:
+        small = dict(payload.small)
+        shipped = None
+        if len(payload.large) > shipping.INLINE_BYTES:
+            shipped = os.path.basename(shipping.ship_bytes(spark, payload.large))
+        else:
+            small[payload.large_key] = payload.large
+        return GangSpec(
+            num_proc=num_proc,
+            trainer=self.trainer,
+            payload=small,
+            payload_file=shipped,
+            tensors=plan.tensors,
+            backend=self._value(self.backend),
+            rendezvous_timeout_s=self._value(self.rendezvousTimeoutS),
+            collective_timeout_s=self._value(self.collectiveTimeoutS),
+        )

@@ -1,0 +1,107 @@
+"""Why a gang failed: one rank's report, how it crosses Spark's error text, and which report counts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from sparktrain import errors
+from sparktrain.errors import GangError, RankFailed, SparktrainError
+
+Cause = Literal["error", "lost", "peer"]
+"""``error``: the worker raised; ``lost``: its process died; ``peer``: it met another rank's end."""
+
+PEER_GRACE_S = 10.0
+"""A rank that met a peer's end waits so long for Spark to end the stage for the true cause."""
+
+_MARK = re.compile(r"\[sparktrain-report ([A-Za-z0-9_=-]+)\]")
+_PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket Timeout",
+    "recvValue failed",
+    "NCCL communicator was aborted",
+    "remote process exited",
+)
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a task tells of its worker's end.
+
+    Parameters
+    ----------
+    rank, world_size : int
+    host : str
+    cause : str
+        See `Cause`.
+    error_type : str
+        Name of the exception's class.
+    message : str
+    traceback : str
+    log_tail : str
+        Last lines of the worker's output.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    cause: Cause
+    error_type: str
+    message: str
+    traceback: str = ""
+    log_tail: str = ""
+
+    def __str__(self) -> str:
+        packed = base64.urlsafe_b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
+        return f"{self.headline()}\n{self.traceback}\n[sparktrain-report {packed}]"
+
+    def headline(self) -> str:
+        return f"rank {self.rank} of {self.world_size} on {self.host}: {self.error_type}: {self.message}"
+
+    def to_error(self) -> SparktrainError:
+        """The exception for the user: sparktrain's own errors as they were raised, others as `RankFailed`."""
+        own = getattr(errors, self.error_type, None)
+        if isinstance(own, type) and issubclass(own, SparktrainError) and own is not RankFailed:
+            error = own(self.message)
+            assert isinstance(error, SparktrainError)
+            return error
+        parts = [f"rank {self.rank} of {self.world_size} failed on {self.host}: {self.error_type}: {self.message}"]
+        if self.traceback:
+            parts.append(f"Traceback of rank {self.rank}:\n{self.traceback.rstrip()}")
+        if self.log_tail:
+            parts.append(f"Last log lines of rank {self.rank}:\n{self.log_tail.rstrip()}")
+        return RankFailed("\n\n".join(parts), self.rank, self.traceback, self.log_tail)
+
+
+class ReportedFailure(GangError):
+    """Raised in a task so that Spark ends the whole stage; its text carries the report to the driver."""
+
+    def __init__(self, report: RankReport) -> None:
+        super().__init__(str(report))
+
+
+def find_report(text: str) -> RankReport | None:
+    """The report inside the text of a Spark error: the first that is not about a peer's end."""
+    reports = []
+    for packed in _MARK.findall(text):
+        try:
+            reports.append(RankReport(**json.loads(zlib.decompress(base64.urlsafe_b64decode(packed)))))
+        except (ValueError, zlib.error, TypeError):  # cut off by a server's limit on error texts
+            continue
+    reports.sort(key=lambda report: report.cause == "peer")
+    return reports[0] if reports else None
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether an exception tells of another rank's end rather than of a fault of its own."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"DistBackendError", "DistNetworkError", "DistStoreError"}:
+        return True
+    return isinstance(error, (RuntimeError, ConnectionError)) and any(sign in str(error) for sign in _PEER_SIGNS)

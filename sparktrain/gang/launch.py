@@ -1,0 +1,161 @@
+"""The driver's side of a gang: checks slots, runs the barrier stage, turns its rows into an outcome."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sparktrain.errors import GangError, NotEnoughSlots
+from sparktrain.gang.events import ProgressBar, ProgressListener
+from sparktrain.gang.failure import find_report
+from sparktrain.gang.spec import GangSpec
+from sparktrain.gang.task import ROW_DDL, run_task
+from sparktrain.session import ended_with_caller, is_connect, promised_slots, registered_slots, session_of, setting
+
+logger = logging.getLogger(__name__)
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class GangOutcome:
+    """What a finished gang brought back.
+
+    Parameters
+    ----------
+    infos : tuple
+        Each rank's return value of the trainer, in rank order.
+    rows : tuple of int
+        Each rank's shard.
+    result : bytes
+        Rank 0's result file.
+    """
+
+    infos: tuple[Any, ...]
+    rows: tuple[int, ...]
+    result: bytes
+
+
+def check_slots(
+    num_proc: int, slots: Callable[[], int | None], *, fixed: bool, timeout_s: float, poll_s: float = POLL_S
+) -> None:
+    """Compare ranks with slots before a barrier stage would wait in Spark's queue.
+
+    Parameters
+    ----------
+    num_proc : int
+    slots : callable
+        Slots there are now; None: can't be read.
+    fixed : bool
+        True where no more will come (local masters); else executors still registering are waited for.
+    timeout_s : float
+        How long to wait for them (``launch_timeout_s``).
+
+    Raises
+    ------
+    NotEnoughSlots
+        Names both numbers.
+    """
+    deadline = time.monotonic() + timeout_s
+    noted = False
+    while (found := slots()) is not None and found < num_proc:
+        if fixed or time.monotonic() > deadline:
+            waited = "" if fixed else f" after {timeout_s:g} s (launch_timeout_s)"
+            raise NotEnoughSlots(
+                f"num_proc={num_proc}, but the cluster runs {found} tasks at the same time{waited}: all ranks of a "
+                f"gang run together. Use num_proc={max(found, 1)}, or give Spark more cores (local[{num_proc}], "
+                "more or larger executors; spark.task.cpus counts)"
+            )
+        if not noted:
+            logger.warning("waiting up to %g s for %d task slots; there are %d now", timeout_s, num_proc, found)
+            noted = True
+        time.sleep(poll_s)
+
+
+def check_cluster(spark: SparkSession, num_proc: int, launch_timeout_s: float) -> None:
+    """Raise at once what Spark would report late or never: too few slots, dynamic allocation."""
+    if (setting(spark, "spark.dynamicAllocation.enabled") or "false").lower() == "true":
+        raise GangError(
+            "spark.dynamicAllocation.enabled=true: Spark runs no barrier stage with dynamic allocation; "
+            "set it to false and give a fixed number of executors"
+        )
+    master = setting(spark, "spark.master") or ""
+    if master.startswith("local") or is_connect(spark):
+        check_slots(num_proc, lambda: promised_slots(spark), fixed=True, timeout_s=launch_timeout_s)
+    if not is_connect(spark):
+        fixed = master == "local" or master.startswith("local[")
+        check_slots(num_proc, lambda: registered_slots(spark), fixed=fixed, timeout_s=launch_timeout_s)
+
+
+def launch(
+    df: DataFrame, spec: GangSpec, *, partitioned: bool, launch_timeout_s: float, progress_label: str | None
+) -> GangOutcome:
+    """Run a gang over a DataFrame of exactly the spec's columns and wait for its outcome.
+
+    Parameters
+    ----------
+    df : DataFrame
+        What `ColumnPlan.select` gave.
+    spec : GangSpec
+    partitioned : bool
+        True: the DataFrame's partitions are the shards; else it is repartitioned to `spec.num_proc`.
+    launch_timeout_s : float
+    progress_label : str or None
+        None: no progress bar.
+
+    Raises
+    ------
+    NotEnoughSlots, GangError, RankFailed, DataError
+        The first rank that failed speaks; Spark's own trace stays out of the way.
+    """
+    spark = session_of(df)
+    check_cluster(spark, spec.num_proc, launch_timeout_s)
+    shards = df if partitioned else df.repartition(spec.num_proc)
+    bar = ProgressBar(progress_label or "")
+    listener = _listener(spark, bar) if progress_label else None
+    if listener:
+        spec = replace(spec, progress=listener.address)
+    try:
+        with ended_with_caller(spark):
+            rows = shards.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect()
+    except Exception as error:
+        report = find_report(str(error))
+        if report is None:
+            raise GangError(f"the gang's Spark job failed or was cancelled: {error}") from error
+        raise report.to_error() from None
+    finally:
+        bar.close()
+        if listener:
+            listener.close()
+    return _outcome(rows, spec.num_proc)
+
+
+def _listener(spark: SparkSession, bar: ProgressBar) -> ProgressListener | None:
+    if is_connect(spark):
+        logger.info("no live progress on Spark Connect: executors can't reach this client")
+        return None
+    host = setting(spark, "spark.driver.host") or "localhost"
+    try:
+        return ProgressListener(host, setting(spark, "spark.driver.bindAddress") or host, bar)
+    except OSError as error:
+        logger.warning("no live progress: can't listen on %s: %s", host, error)
+        return None
+
+
+def _outcome(rows: list[Any], num_proc: int) -> GangOutcome:
+    outcomes = {row["rank"]: json.loads(bytes(row["data"])) for row in rows if row["kind"] == "outcome"}
+    if sorted(outcomes) != list(range(num_proc)):
+        raise GangError(f"expected the outcome of {num_proc} ranks, got it of ranks {sorted(outcomes)}")
+    parts = sorted((row["part"], bytes(row["data"])) for row in rows if row["kind"] == "result")
+    ordered = [outcomes[rank] for rank in range(num_proc)]
+    return GangOutcome(
+        tuple(one["info"] for one in ordered),
+        tuple(one["rows"] for one in ordered),
+        b"".join(data for _, data in parts),
+    )

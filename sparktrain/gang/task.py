@@ -1,0 +1,146 @@
+"""The barrier task: runs in Spark's Python worker, one per rank.
+
+Starts the worker process, spools the shard while it imports, meets the other ranks, hands over the
+job, relays events, and returns outcome and result as rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import IO, Any
+
+import pyarrow as pa
+
+from sparktrain.errors import GangError, SparktrainError
+from sparktrain.gang import rendezvous
+from sparktrain.gang.events import EventRelay
+from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, find_report
+from sparktrain.gang.process import WorkerProcess
+from sparktrain.gang.rendezvous import BarrierView, Card
+from sparktrain.gang.spec import GangSpec, WorkerJob
+from sparktrain.shards.spool import Spool, agree_on_shapes, local_directory
+
+CHUNK_BYTES = 4 << 20
+ROW_SCHEMA = pa.schema([("rank", pa.int64()), ("kind", pa.string()), ("part", pa.int64()), ("data", pa.binary())])
+ROW_DDL = "rank long, kind string, part long, data binary"
+
+
+def run_task(spec: GangSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What `mapInArrow` runs in each barrier task."""
+    from pyspark import BarrierTaskContext, SparkFiles
+
+    context = BarrierTaskContext.get()
+    gpu = context.resources().get("gpu")
+    barrier = BarrierView(
+        rank=context.partitionId(),
+        hosts=tuple(rendezvous.host_of(info.address) for info in context.getTaskInfos()),
+        all_gather=context.allGather,
+        cpus=context.cpus(),
+        gpus=tuple(gpu.addresses) if gpu else (),
+    )
+    payload_path = SparkFiles.get(spec.payload_file) if spec.payload_file else None
+    yield from run_rank(spec, barrier, batches, payload_path)
+
+
+def run_rank(
+    spec: GangSpec, barrier: BarrierView, batches: Iterable[pa.RecordBatch], payload_path: str | None
+) -> Iterator[pa.RecordBatch]:
+    """One rank's part of the gang, without Spark: the barrier is whatever `barrier.all_gather` is.
+
+    Yields
+    ------
+    RecordBatch
+        `ROW_SCHEMA`: one ``outcome`` row (JSON), and on rank 0 the result file in ``result`` rows.
+
+    Raises
+    ------
+    ReportedFailure
+        Carries this rank's `RankReport`; raised so that Spark ends the whole stage.
+    """
+    try:
+        if len(barrier.hosts) != spec.num_proc:
+            raise GangError(
+                f"num_proc={spec.num_proc}, but the barrier stage has {len(barrier.hosts)} tasks: with "
+                f"partitioned=True the DataFrame must have {spec.num_proc} partitions (union, coalesce and "
+                "adaptive execution change their number); repartition it, or leave partitioned=False"
+            )
+        yield from _run(spec, barrier, batches, payload_path)
+    except ReportedFailure as failure:
+        report = find_report(str(failure))
+        if report is not None and report.cause == "peer":
+            time.sleep(PEER_GRACE_S)  # the rank at fault reports first; Spark then ends this task too
+        raise
+    except Exception as error:
+        raise ReportedFailure(_own_report(barrier, error)) from error
+
+
+def _run(
+    spec: GangSpec, barrier: BarrierView, batches: Iterable[pa.RecordBatch], payload_path: str | None
+) -> Iterator[pa.RecordBatch]:
+    rank = barrier.rank
+    address = barrier.hosts[rank]
+    with ExitStack() as stack:
+        spool = Spool(spec.tensors)
+        stack.callback(spool.close)
+        result = stack.enter_context(tempfile.TemporaryFile(dir=local_directory()))
+        listener = stack.enter_context(rendezvous.listen(address)) if rank == 0 else None
+        fds = [*spool.fds, result.fileno(), *([listener.fileno()] if listener else [])]
+        worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds))
+        for batch in batches:
+            spool.write(batch)
+        report = spool.finish(rank)
+        worker.wait_ready(spec.rendezvous_timeout_s)
+        port = listener.getsockname()[1] if listener else 0
+        card = Card(address, port, "cuda" if barrier.gpus else "cpu", report)
+        gang, cards = rendezvous.meet(barrier, card, spec.rendezvous_timeout_s, spec.collective_timeout_s)
+        job = WorkerJob(
+            gang=gang,
+            trainer=spec.trainer,
+            backend=spec.backend,
+            payload=spec.payload,
+            payload_path=payload_path,
+            tensors=agree_on_shapes(spec.tensors, [one.report for one in cards]),
+            tensor_fds=spool.fds,
+            rows=report.rows,
+            result_fd=result.fileno(),
+            listen_fd=listener.fileno() if listener else None,
+        )
+        relay = stack.enter_context(EventRelay(spec.progress if rank == 0 else None))
+        info = worker.run(job, relay.send)
+        yield _row(rank, "outcome", 0, json.dumps({"rows": report.rows, "info": info}).encode())
+        if rank == 0:
+            yield from _result_rows(result)
+
+
+def _result_rows(result: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    """The result file in pieces; read by offset, since the worker shares the file's position."""
+    size = os.fstat(result.fileno()).st_size
+    for part, offset in enumerate(range(0, size, CHUNK_BYTES)):
+        yield _row(0, "result", part, os.pread(result.fileno(), CHUNK_BYTES, offset))
+
+
+def _row(rank: int, kind: str, part: int, data: bytes) -> pa.RecordBatch:
+    columns: list[list[Any]] = [[rank], [kind], [part], [data]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, type=field.type) for values, field in zip(columns, ROW_SCHEMA, strict=True)],
+        schema=ROW_SCHEMA,
+    )
+
+
+def _own_report(barrier: BarrierView, error: Exception) -> RankReport:
+    frames = "" if isinstance(error, SparktrainError) else "".join(traceback.format_exception(error))
+    return RankReport(
+        barrier.rank,
+        len(barrier.hosts),
+        barrier.hosts[barrier.rank] if barrier.rank < len(barrier.hosts) else "?",
+        "error",
+        type(error).__name__,
+        str(error),
+        frames,
+    )

@@ -1,0 +1,100 @@
+"""The worker process: opens the shard, trains, reports; started by `sparktrain.gang.process`.
+
+Run as ``python -m sparktrain.gang.worker CONTROL_FD LIFELINE_FD PRELOAD``. It imports the trainer while
+its task still spools, then waits for its `WorkerJob`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sparktrain.gang import guard
+from sparktrain.gang.spec import Gang, WorkerJob
+
+Event = dict[str, Any]
+LINGER_S = 60.0
+"""A failed worker keeps its connections open until its task has reported, at most so long."""
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What a trainer function gets.
+
+    Parameters
+    ----------
+    gang : Gang
+    job : WorkerJob
+    emit : callable
+        Sends an event (a dict of plain values) towards the driver.
+    """
+
+    gang: Gang
+    job: WorkerJob
+    emit: Callable[[Event], None]
+
+    @property
+    def payload(self) -> Mapping[str, Any]:
+        return self.job.payload
+
+
+def main() -> None:
+    control_fd, lifeline_fd, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    guard.start(lifeline_fd)
+    os.close(lifeline_fd)
+    faulthandler.enable()
+    control = Connection(control_fd)
+    sending = threading.Lock()
+
+    def emit(event: Event) -> None:
+        with sending:
+            control.send(event)
+
+    try:
+        importlib.import_module(preload)
+        emit({"kind": "ready"})
+        job: WorkerJob = control.recv()
+        emit({"kind": "done", "info": _run(job, emit)})
+    except EOFError:
+        raise SystemExit(1) from None
+    except BaseException as error:
+        emit(_failure(error))
+    if control.poll(LINGER_S):
+        control.recv_bytes()
+
+
+def _run(job: WorkerJob, emit: Callable[[Event], None]) -> Any:
+    from sparktrain import backends
+
+    backends.load(job.backend).prepare(job.gang)
+    module, _, function = job.trainer.partition(":")
+    train = getattr(importlib.import_module(module), function)
+    return train(WorkerContext(job.gang, job, emit))
+
+
+def _failure(error: BaseException) -> Event:
+    from sparktrain.gang.failure import is_peer_loss
+
+    frames = traceback.TracebackException.from_exception(error)
+    return {
+        "kind": "failed",
+        "cause": "peer" if is_peer_loss(error) else "error",
+        "error_type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(frames.format()),
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the task is gone; the guard does the rest
+        os._exit(1)

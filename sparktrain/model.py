@@ -1,0 +1,187 @@
+"""`GangModel.transform`: batch inference over any DataFrame, lazily, with all input columns and rows kept.
+
+The predictor is an Arrow UDF over the needed columns only: Spark keeps the others, and their metadata,
+to itself. Sessions older than Spark 4.1 have no Arrow UDF; there the whole rows pass `mapInArrow`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.ml.base import Model
+from pyspark.sql import DataFrame, functions
+from pyspark.sql.types import StructField, StructType
+
+from sparktrain import params
+from sparktrain.errors import ColumnError, DataError
+from sparktrain.params import GangParam, KeywordParams
+from sparktrain.shards.arrow import Array, Faults
+from sparktrain.shards.assemble import assemble
+from sparktrain.shards.columns import ColumnPlan, quoted
+from sparktrain.shards.tensors import TensorSpec
+
+RESULT = "__sparktrain_result"
+
+
+class HasColumns(KeywordParams):
+    """Which columns go in and what the appended ones are called; the same on estimator and model."""
+
+    featureCols = GangParam(
+        "feature_cols",
+        "Feature columns, in the order of the model's inputs. A nested list of names joins its columns into "
+        "one input; several scalar columns for a model of one input are joined as well.",
+        params.column_groups,
+    )
+    featureDtypes = GangParam(
+        "feature_dtypes",
+        "NumPy dtype names by column, where the default (float32; int64 for an integer column that is an "
+        "input of its own) is not wanted. For a binary column: what its bytes are.",
+        params.mapping(params.dtype_name),
+        {},
+    )
+    featureShapes = GangParam(
+        "feature_shapes",
+        "Shape of one row by column, for binary columns and to reshape arrays and vectors.",
+        params.mapping(params.shape),
+        {},
+    )
+    predictionType = GangParam(
+        "prediction_type",
+        "'raw': each model output as it is, in output_cols. 'regression': a double. 'classification': "
+        "rawPrediction and probability (vectors) and prediction (double), as Spark's evaluators read them.",
+        params.one_of("raw", "regression", "classification"),
+        "raw",
+    )
+    outputCols = GangParam(
+        "output_cols",
+        "Names of the appended columns for prediction_type 'raw', one per model output. By default "
+        "'prediction', or 'prediction_<label>' where there are several labels.",
+        params.column_names,
+        None,
+    )
+    predictionCol = GangParam("prediction_col", "Column of the predicted value.", params.string, "prediction")
+    probabilityCol = GangParam("probability_col", "Column of class probabilities.", params.string, "probability")
+    rawPredictionCol = GangParam(
+        "raw_prediction_col", "Column of raw class scores.", params.string, "rawPrediction"
+    )
+    inferenceBatchSize = GangParam(
+        "inference_batch_size", "Rows per forward pass in transform.", params.integer(1), 1024
+    )
+
+
+class Predictor(Protocol):
+    """Computes output columns from input tensors; frozen, small, picklable; loads the model where it runs."""
+
+    def __call__(self, inputs: list[Array]) -> list[pa.Array]: ...
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predictor with the tensors it reads: what runs in Spark's Python worker for each Arrow batch."""
+
+    tensors: tuple[TensorSpec, ...]
+    predictor: Predictor
+    types: tuple[pa.DataType, ...]
+
+    def columns(self, arrays: Sequence[pa.Array]) -> list[pa.Array]:
+        """Output columns for a batch of input columns.
+
+        Raises
+        ------
+        DataError
+            Where a row can't become a tensor: names the column and how many rows of the batch.
+        """
+        if not len(arrays[0]):
+            return [pa.array([], type=kind) for kind in self.types]
+        faults = Faults()
+        inputs = [assemble(spec, arrays, faults) for spec in self.tensors]
+        if faults:
+            raise DataError(f"transform: {faults} (of {len(arrays[0]):,} rows in this Arrow batch)")
+        return self.predictor([values for values in inputs if values is not None])
+
+
+def predict_struct(prediction: Prediction, names: tuple[str, ...], *arrays: pa.Array) -> pa.Array:
+    """The Arrow UDF: input columns to one struct of output columns."""
+    return pa.StructArray.from_arrays(prediction.columns(arrays), names=list(names))
+
+
+def predict_rows(
+    prediction: Prediction, names: tuple[str, ...], inputs: tuple[str, ...], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The `mapInArrow` form: whole rows, with the output columns appended."""
+    for batch in batches:
+        outputs = prediction.columns([batch.column(name) for name in inputs])
+        columns = [*batch.columns, *outputs]
+        yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *names])
+
+
+class GangModel(Model, HasColumns):
+    """Base of the models: a subclass plans its input columns, names its outputs and gives a predictor."""
+
+    @abstractmethod
+    def _input_plan(self, schema: StructType) -> ColumnPlan:
+        """The input tensors against a schema, with the shapes the model was trained on."""
+
+    @abstractmethod
+    def _output_fields(self) -> list[StructField]:
+        """The columns that transform appends."""
+
+    @abstractmethod
+    def _predictor(self, dataset: DataFrame) -> Predictor:
+        """The predictor; ships the weights to the executors."""
+
+    def transformSchema(self, schema: StructType) -> StructType:
+        """The input schema with the appended columns.
+
+        Raises
+        ------
+        ColumnError
+            Where a feature column is missing or of a wrong type, or an output column exists already.
+        """
+        self._input_plan(schema)
+        fields = self._output_fields()
+        for field in fields:
+            if field.name in schema.names:
+                raise ColumnError(
+                    f"transform would append column {field.name!r}, which the DataFrame already has; "
+                    "drop it, or set output_cols / prediction_col / probability_col / raw_prediction_col"
+                )
+        return StructType([*schema.fields, *fields])
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        appended = self.transformSchema(dataset.schema)
+        plan = self._input_plan(dataset.schema)
+        fields = self._output_fields()
+        types = tuple(to_arrow(field) for field in fields)
+        prediction = Prediction(tuple(plan.specs("input")), self._predictor(dataset), types)
+        arrow_udf = _arrow_udf()
+        if arrow_udf is None:
+            names = tuple(field.name for field in fields)
+            function = partial(predict_rows, prediction, names, plan.names)
+            return dataset.mapInArrow(function, appended)
+        positional = [StructField(f"p{i}", field.dataType) for i, field in enumerate(fields)]
+        function = partial(predict_struct, prediction, tuple(field.name for field in positional))
+        udf = arrow_udf(function, StructType(positional)).asNondeterministic()
+        result = dataset.withColumn(RESULT, udf(*[quoted(name) for name in plan.names]))
+        outputs = [functions.col(RESULT)[f"p{i}"].alias(field.name) for i, field in enumerate(fields)]
+        return result.select(*[quoted(name) for name in dataset.columns], *outputs)
+
+
+def _arrow_udf() -> Callable[..., Any] | None:
+    try:
+        from pyspark.sql.functions import ArrowUDFType, arrow_udf
+    except ImportError:
+        return None
+    return partial(arrow_udf, functionType=ArrowUDFType.SCALAR)
+
+
+def to_arrow(field: StructField) -> pa.DataType:
+    """The Arrow type in which Spark takes a column (a UDT as what it is stored as)."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return to_arrow_type(field.dataType)

@@ -1,0 +1,292 @@
+"""Spark ML Params with snake_case keywords: each knob is declared once, as a `GangParam`.
+
+A mixin declares ``numProc = GangParam("num_proc", …)``. From that one line come the Spark ML Param
+``numProc``, the constructor keyword ``num_proc``, ``setNumProc``/``getNumProc``, the default, the
+check of every value, and the entry in the class's docstring and signature.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from pyspark.ml.param import Param, Params
+
+from sparktrain.errors import ParamError
+
+REQUIRED: Any = object()
+"""Default of a Param that has none: the user must give it."""
+
+Convert = Callable[[Any], Any]
+P = TypeVar("P", bound="KeywordParams")
+
+
+def camel_case(snake: str) -> str:
+    """``num_proc`` -> ``numProc``."""
+    head, *rest = snake.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+class GangParam(Param[Any]):
+    """One knob of an estimator or model.
+
+    Parameters
+    ----------
+    keyword : str
+        The snake_case constructor keyword; the Param's name is its camelCase form.
+    doc : str
+        What it does, for ``explainParams()`` and the class's docstring.
+    convert : callable
+        Maps a given value to the stored one; raises ``ValueError`` saying what was expected.
+    default : object
+        Stored as the Spark ML default; `REQUIRED` for none.
+    aliases : tuple of str
+        Further keywords that mean the same.
+    by_value : bool
+        True for Python objects (models, losses) that JSON metadata can't hold.
+    """
+
+    def __init__(
+        self,
+        keyword: str,
+        doc: str,
+        convert: Convert,
+        default: Any = REQUIRED,
+        *,
+        aliases: tuple[str, ...] = (),
+        by_value: bool = False,
+    ) -> None:
+        super().__init__(Params._dummy(), camel_case(keyword), doc, self._checked)
+        self.keyword = keyword
+        self.convert = convert
+        self.default = default
+        self.aliases = aliases
+        self.by_value = by_value
+
+    def _checked(self, value: Any) -> Any:
+        if value is None and self.default is None:
+            return None
+        try:
+            return self.convert(value)
+        except (TypeError, ValueError) as error:
+            raise ParamError(f"{self.keyword}: expected {error}, got {value!r} ({type(value).__name__})") from None
+
+
+class KeywordParams(Params):
+    """Base of everything with `GangParam` knobs: keyword constructor, accessors, checked values."""
+
+    _keywords: dict[str, GangParam] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declared = {k: p for base in reversed(cls.__mro__) for k, p in vars(base).items() if isinstance(p, GangParam)}
+        for param in list(vars(cls).values()):
+            if isinstance(param, GangParam):
+                _add_accessors(cls, param)
+        ordered = sorted(declared.values(), key=lambda p: (p.default is not REQUIRED, p.keyword))
+        cls._keywords = {key: p for p in ordered for key in (p.keyword, *p.aliases)}
+        if "Parameters\n" not in (cls.__doc__ or "") and not cls.__name__.startswith("Has"):
+            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{_parameters_section(ordered)}"
+        cls.__signature__ = _signature(ordered)  # type: ignore[attr-defined]
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__()
+        defaults = {p.name: p.default for p in self._keywords.values() if p.default is not REQUIRED}
+        self._setDefault(**defaults)
+        self.setParams(**keywords)
+
+    def setParams(self: P, **keywords: Any) -> P:
+        """Set several Params by keyword, snake_case or camelCase; `None` leaves one unset.
+
+        Raises
+        ------
+        ParamError
+            For an unknown keyword (the message names the nearest) or a value of the wrong kind.
+        """
+        by_name = {p.name: p for p in self._keywords.values()}
+        given: dict[str, str] = {}
+        for keyword, value in keywords.items():
+            param = self._keywords.get(keyword) or by_name.get(keyword)
+            if param is None:
+                raise ParamError(_unknown_keyword(type(self).__name__, keyword, [*self._keywords, *by_name]))
+            if value is None:
+                continue
+            if param.name in given:
+                raise ParamError(f"{keyword} and {given[param.name]} are the same parameter; give one of them")
+            given[param.name] = keyword
+            self._set(**{param.name: value})
+        return self
+
+    def _value(self, param: Param[Any]) -> Any:
+        """The value in force, checked again: a param map given to ``fit`` skips the converters."""
+        own = self._resolveParam(param)
+        if not self.isDefined(own):
+            keyword = own.keyword if isinstance(own, GangParam) else own.name
+            raise ParamError(f"{type(self).__name__} needs {keyword}: {own.doc}")
+        return own.typeConverter(self.getOrDefault(own))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # the generated setNumProc()/getNumProc() accessors
+            ...
+
+
+def _add_accessors(cls: type, param: GangParam) -> None:
+    suffix = param.name[0].upper() + param.name[1:]
+
+    def setter(self: P, value: Any) -> P:
+        return self._set(**{param.name: value})
+
+    def getter(self: KeywordParams) -> Any:
+        return self.getOrDefault(param.name)
+
+    for name, accessor, doc in (
+        (f"set{suffix}", setter, f"Set ``{param.keyword}``: {param.doc}"),
+        (f"get{suffix}", getter, f"The value of ``{param.keyword}`` or its default."),
+    ):
+        if name not in vars(cls):
+            accessor.__name__, accessor.__qualname__, accessor.__doc__ = name, f"{cls.__name__}.{name}", doc
+            setattr(cls, name, accessor)
+
+
+def _parameters_section(params: list[GangParam]) -> str:
+    lines = ["Parameters", "----------"]
+    for param in params:
+        default = "" if param.default is REQUIRED else f", default {param.default!r}"
+        lines += [f"{param.keyword}{default}", f"    {param.doc}"]
+    return "\n".join(lines)
+
+
+def _signature(params: list[GangParam]) -> inspect.Signature:
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [
+            inspect.Parameter(p.keyword, keyword_only, default=None if p.default is REQUIRED else p.default)
+            for p in params
+        ]
+    )
+
+
+def _unknown_keyword(owner: str, keyword: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(keyword, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(sorted(set(known)))}"
+    return f"{owner} has no parameter {keyword!r}; {hint}"
+
+
+# Converters. Each raises ValueError with what was expected: GangParam adds the keyword and what came.
+
+
+def integer(at_least: int) -> Convert:
+    def convert(value: Any) -> int:
+        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < at_least:
+            raise ValueError(f"a whole number of at least {at_least}")
+        return int(value)
+
+    return convert
+
+
+def number(above: float = float("-inf"), *, at_least: float = float("-inf")) -> Convert:
+    bound = f"above {above:g}" if above != float("-inf") else f"of at least {at_least:g}"
+
+    def convert(value: Any) -> float:
+        if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+            raise ValueError(f"a number {bound}")
+        if not (float(value) > above and float(value) >= at_least):
+            raise ValueError(f"a number {bound}")
+        return float(value)
+
+    return convert
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("True or False")
+    return value
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a non-empty string")
+    return value
+
+
+def one_of(*choices: str) -> Convert:
+    def convert(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"one of {', '.join(map(repr, choices))}")
+        return str(value)
+
+    return convert
+
+
+def column_names(value: Any) -> list[str]:
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(v, str) and v for v in value):
+        raise ValueError("a list of column names")
+    return list(value)
+
+
+def column_groups(value: Any) -> list[str | list[str]]:
+    """Column names, where a nested list of names is one input made of several columns."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError("a list of column names (nest names in a list to join them into one input)")
+    return [column_names(v) if isinstance(v, (list, tuple)) else string(v) for v in value]
+
+
+def mapping(value_converter: Convert) -> Convert:
+    def convert(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValueError("a dict keyed by name")
+        return {key: value_converter(item) for key, item in value.items()}
+
+    return convert
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int):
+        value = (value,)
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError("a shape: a tuple of whole numbers of at least 1")
+    return tuple(integer(1)(size) for size in value)
+
+
+def dtype_name(value: Any) -> str:
+    """The name of a NumPy dtype of numbers or booleans: ``"float64"``, `numpy.uint8`, `numpy.dtype`."""
+    try:
+        found = np.dtype(value)
+    except TypeError:
+        raise ValueError("a NumPy dtype name such as 'float32' or 'uint8'") from None
+    if found.kind not in "fiub":
+        raise ValueError("a NumPy dtype of numbers or booleans")
+    return found.name
+
+
+def fraction_or_column(value: Any) -> float | str:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1:
+        return float(value)
+    raise ValueError("a fraction between 0 and 1, or the name of a boolean column (true: validation)")
+
+
+def anything(value: Any) -> Any:
+    return value
+
+
+def function(value: Any) -> Any:
+    if not callable(value):
+        raise ValueError("a callable")
+    return value
+
+
+
+def numbers(value: Any) -> list[float]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError("a list of numbers")
+    return [number(at_least=0)(one) for one in value]

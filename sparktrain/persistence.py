@@ -1,0 +1,211 @@
+"""Saving and loading: Spark ML's JSON metadata beside the framework's native files.
+
+::
+
+    path/metadata/part-…    Params and fitted values, as `DefaultParamsWriter` writes them
+    path/structure.pkl      architecture and other objects, by reference, without tensors
+    path/model.safetensors  the tensors, by ``state_dict`` name
+
+The pickle is read by an unpickler that admits torch's and NumPy's own building blocks, plain containers
+and what the user has named, so that loading runs no stranger's code; code stored by value (a class from
+``__main__``) needs the user's consent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.sql import SparkSession
+
+from sparktrain import filesystem
+from sparktrain.errors import PersistenceError
+from sparktrain.params import GangParam
+from sparktrain.session import setting
+
+STRUCTURE, TENSORS = "structure.pkl", "model.safetensors"
+TRUST, ALLOW = "spark.sparktrain.trust", "spark.sparktrain.allow"
+
+
+@dataclass(frozen=True)
+class SavedObjects:
+    """What can't go into JSON metadata, and what JSON the fitted state is."""
+
+    structure: bytes
+    tensors: bytes
+    extra: Mapping[str, Any]
+
+
+class Saveable(Protocol):
+    """What the writer and the reader ask of an estimator or model."""
+
+    uid: str
+
+    def _saved_objects(self) -> SavedObjects: ...
+
+    def _restore_objects(self, saved: SavedObjects, unpickler: Callable[[io.BytesIO], pickle.Unpickler]) -> None: ...
+
+
+class Writer(MLWriter):
+    """``instance.write().overwrite().save(path)``."""
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def _handleOverwrite(self, path: str) -> None:
+        filesystem.clear(_session(), path)
+
+    def saveImpl(self, path: str) -> None:
+        spark = _session()
+        saved: SavedObjects = self._instance._saved_objects()
+        values = {
+            param.name: value
+            for param, value in self._instance._paramMap.items()
+            if not (isinstance(param, GangParam) and param.by_value)
+        }
+        DefaultParamsWriter.saveMetadata(
+            self._instance, path, _context(spark), extraMetadata={"fitted": dict(saved.extra)}, paramMap=values
+        )
+        filesystem.write_file(spark, f"{path}/{STRUCTURE}", saved.structure)
+        filesystem.write_file(spark, f"{path}/{TENSORS}", saved.tensors)
+
+
+class Reader(MLReader[Any]):
+    """Reads what `Writer` wrote.
+
+    Parameters
+    ----------
+    cls : type
+        The class asked to load.
+    trust : bool
+        Run any code the file holds.
+    allow : tuple of str
+        Packages whose classes may be used.
+    """
+
+    def __init__(self, cls: type, *, trust: bool = False, allow: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._cls = cls
+        self._trust = trust
+        self._allow = allow
+
+    def load(self, path: str) -> Any:
+        spark = _session()
+        metadata = DefaultParamsReader.loadMetadata(path, _context(spark))
+        expected = f"{self._cls.__module__}.{self._cls.__name__}"
+        if metadata["class"] != expected:
+            name = metadata["class"].rpartition(".")[2]
+            raise PersistenceError(f"{path} holds a {metadata['class']}; load it with {name}.load(path)")
+        instance = self._cls()
+        instance._resetUid(metadata["uid"])
+        known = {param.name for param in instance.params}
+        by_value = [p.name for p in instance.params if isinstance(p, GangParam) and p.by_value]
+        unknown = (set(metadata["paramMap"]) | set(metadata["defaultParamMap"])) - known
+        if unknown:
+            raise PersistenceError(f"{path} was saved by another version of sparktrain: it has Params {sorted(unknown)}")
+        metadata["defaultParamMap"] = {k: v for k, v in metadata["defaultParamMap"].items() if k not in by_value}
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+        saved = SavedObjects(
+            filesystem.read_file(spark, f"{path}/{STRUCTURE}"),
+            filesystem.read_file(spark, f"{path}/{TENSORS}"),
+            metadata["fitted"],
+        )
+        try:
+            instance._restore_objects(saved, self._unpickler(spark))
+        except ModuleNotFoundError as error:
+            raise PersistenceError(f"{path} needs a module that is not installed here: {error.name}") from error
+        return instance
+
+    def _unpickler(self, spark: SparkSession) -> Callable[[io.BytesIO], pickle.Unpickler]:
+        trusted = self._trust or (setting(spark, TRUST) or "").lower() == "true"
+        named = [name.strip() for name in (setting(spark, ALLOW) or "").split(",") if name.strip()]
+        allow = (*self._allow, *named)
+        return pickle.Unpickler if trusted else lambda file: RestrictedUnpickler(file, allow)
+
+
+class RestrictedUnpickler(pickle.Unpickler):
+    """Finds only what can't run a stranger's code: see `_admitted`.
+
+    Raises
+    ------
+    PersistenceError
+        For anything else; the message names it and how to consent.
+    """
+
+    def __init__(self, file: io.BytesIO, allow: tuple[str, ...]) -> None:
+        super().__init__(file)
+        self._allow = allow
+
+    def find_class(self, module: str, name: str) -> Any:
+        package = module.partition(".")[0]
+        if any(module == allowed or module.startswith(f"{allowed}.") for allowed in self._allow):
+            return super().find_class(module, name)
+        if _admitted(module, name):
+            return super().find_class(module, name)
+        if package in ("cloudpickle", "pyspark") or module == "types":
+            raise PersistenceError(
+                "the saved architecture holds code by value: a class or function from __main__ or a notebook. "
+                f"If you trust this file, load(path, trust=True) or set {TRUST}=true; better, define the class "
+                "in a module"
+            )
+        raise PersistenceError(
+            f"the saved architecture uses {module}.{name}, which loading does not admit by itself. If you trust "
+            f"it, load(path, allow=({package!r},)) or set {ALLOW}={package}"
+        )
+
+
+_CONTAINERS = {
+    "builtins": {"set", "frozenset", "list", "dict", "tuple", "slice", "range", "complex", "bytearray", "object"},
+    "collections": {"OrderedDict", "defaultdict", "Counter", "deque"},
+    "functools": {"partial"},
+    "torch": {"Size", "device", "dtype", "Tensor"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "copyreg": {"_reconstructor"},
+    "sparktrain.torch.trainer": {"TrainObjects"},
+}
+_FUNCTIONS = ("torch.nn.functional", "torch._C._nn")
+_CLASSES = ("torch.nn.", "torch.optim.")
+
+
+def _admitted(module: str, name: str) -> bool:
+    """Containers, torch's functional operations, and torch's own modules, optimizers and schedulers."""
+    if name in _CONTAINERS.get(module, ()):
+        return True
+    if "." in name:
+        return False
+    if module in _FUNCTIONS:
+        return callable(getattr(importlib.import_module(module), name, None)) and not name.startswith("_")
+    if module == "torch" and name in ("relu", "tanh", "sigmoid", "softmax"):
+        return True
+    if not module.startswith(_CLASSES):
+        return False
+    return _is_building_block(getattr(importlib.import_module(module), name, None))
+
+
+def _is_building_block(found: Any) -> bool:
+    from torch import nn, optim
+
+    if isinstance(found, type):
+        return issubclass(found, (nn.Module, optim.Optimizer, optim.lr_scheduler.LRScheduler))
+    return False
+
+
+def _session() -> SparkSession:
+    return SparkSession.active()
+
+
+def _context(spark: SparkSession) -> Any:
+    """What this pyspark's params reader and writer take: the session, before 4.0 the context."""
+    import pyspark
+
+    return spark if int(pyspark.__version__.split(".")[0]) >= 4 else spark.sparkContext
+
+

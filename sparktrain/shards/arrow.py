@@ -1,0 +1,133 @@
+"""Arrow arrays to NumPy, a column at a time, with the faults in the rows counted by column."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparktrain.shards.tensors import ColumnSpec
+
+Array = npt.NDArray[np.generic]
+
+
+class Faults:
+    """Counts, by column, the rows that can't become tensors, so that one error tells how many."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, column: str, what: str, rows: int) -> None:
+        """Count `rows` faulty rows; zero counts nothing."""
+        if rows:
+            self._counts[column, what] += int(rows)
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def __str__(self) -> str:
+        return "; ".join(f"column {column!r}: {n:,} {what}" for (column, what), n in self._counts.items())
+
+
+NULL = "null rows (fill them, or drop them: df.na.drop(subset=[...]))"
+NULL_ELEMENT = "rows with null elements (fill or drop them)"
+RAGGED = "rows of a length other than the first row's (pad or cut them to one length)"
+SPARSE_INDEX = "sparse vectors with an index outside their size"
+
+
+def column_values(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
+    """The rows of one column as an array of shape (rows, *row shape), or None where rows are faulty.
+
+    Scalars give shape (rows,). Arrays and vectors must have one length, binary values one size in
+    bytes; what is wrong is counted in `faults`.
+    """
+    if array.null_count:
+        faults.add(column.name, NULL, array.null_count)
+        return None
+    if column.kind == "number":
+        return _numbers(array)
+    if column.kind == "list":
+        return _lists(column, array, faults)
+    if column.kind == "vector":
+        return _vectors(column, array, faults)
+    return _bytes(column, array, faults)
+
+
+def _numbers(array: pa.Array) -> Array:
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _lists(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
+    shape = [len(array)]
+    while _is_list(array.type):
+        lengths = np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False))
+        size = int(lengths[0]) if len(lengths) else 0
+        ragged = int(np.count_nonzero(lengths != size))
+        if ragged:
+            faults.add(column.name, RAGGED, ragged)
+            return None
+        array = array.flatten()
+        if array.null_count:
+            faults.add(column.name, NULL_ELEMENT, min(array.null_count, shape[0]))
+            return None
+        shape.append(size)
+    return _numbers(array).reshape(shape)
+
+
+def _vectors(column: ColumnSpec, array: pa.StructArray, faults: Faults) -> Array | None:
+    """`VectorUDT` arrives as struct(type, size, indices, values); type 1 is dense, 0 sparse."""
+    kind, size, indices, values = array.flatten()
+    dense = np.asarray(kind.to_numpy(zero_copy_only=False)) == 1
+    lengths = np.asarray(pc.list_value_length(values).to_numpy(zero_copy_only=False))
+    sizes = np.where(dense, lengths, np.asarray(size.fill_null(0).to_numpy(zero_copy_only=False)))
+    width = int(sizes[0]) if len(sizes) else 0
+    ragged = int(np.count_nonzero(sizes != width))
+    if ragged:
+        faults.add(column.name, RAGGED, ragged)
+        return None
+    numbers = _numbers(values.flatten())
+    if dense.all():
+        return numbers.reshape(len(array), width)
+    out = np.zeros((len(array), width), dtype=numbers.dtype)
+    row_of_value = np.repeat(np.arange(len(array)), lengths)
+    is_dense = dense[row_of_value]
+    out[dense] = numbers[is_dense].reshape(-1, width)
+    positions = _numbers(indices.flatten())
+    outside = (positions < 0) | (positions >= width)
+    if outside.any():
+        faults.add(column.name, SPARSE_INDEX, int(np.count_nonzero(outside)))
+        return None
+    out[row_of_value[~is_dense], positions] = numbers[~is_dense]
+    return out
+
+
+def _bytes(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
+    dtype = np.dtype(column.storage_dtype)
+    lengths = np.asarray(pc.binary_length(array).to_numpy(zero_copy_only=False))
+    size = int(lengths[0]) if len(lengths) else 0
+    ragged = int(np.count_nonzero(lengths != size))
+    if ragged or size % dtype.itemsize:
+        faults.add(column.name, RAGGED if ragged else f"rows of {size} bytes, not whole {dtype}s", ragged or len(array))
+        return None
+    if not len(array):
+        return np.empty((0, 0), dtype=dtype)
+    offset_type = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    _, offsets, data = array.buffers()
+    start = int(np.frombuffer(offsets, dtype=offset_type)[array.offset])
+    flat = np.frombuffer(data, dtype=np.uint8, count=size * len(array), offset=start)
+    return flat.view(dtype).reshape(len(array), size // dtype.itemsize)
+
+
+def flat_rows(values: Array) -> Array:
+    """Shape (rows, *row shape) as (rows, elements of a row)."""
+    return values.reshape(len(values), prod(values.shape[1:]))

@@ -1,0 +1,71 @@
+"""Columns of one Arrow batch to the rows of one tensor: joined, checked, shaped and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import pyarrow as pa
+
+from sparktrain.errors import DataError
+from sparktrain.shards.arrow import Array, Faults, column_values, flat_rows
+from sparktrain.shards.tensors import TensorSpec
+
+
+def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> Array | None:
+    """The rows of a tensor, shape (rows, *row shape), or None where the batch has faulty rows.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+    columns : sequence of Array
+        The batch's columns; `ColumnSpec.field` indexes them.
+    faults : Faults
+        Collects what is wrong with the rows, by column.
+
+    Raises
+    ------
+    DataError
+        Where rows don't have the number of elements that the declared shape asks for.
+    """
+    parts = [column_values(column, columns[column.field], faults) for column in spec.columns]
+    present = [values for values in parts if values is not None]
+    if len(present) < len(parts):
+        return None
+    if len(present) == 1:
+        rows = present[0]
+    else:
+        rows = np.concatenate([flat_rows(values).astype(spec.dtype, copy=False) for values in present], axis=1)
+    _check_values(spec, rows, faults)
+    return _shaped(spec, rows).astype(spec.dtype, copy=False)
+
+
+def _shaped(spec: TensorSpec, rows: Array) -> Array:
+    if spec.shape is None or not len(rows):
+        return rows if len(rows) else np.empty((0, *(spec.shape or ())), rows.dtype)
+    if prod(rows.shape[1:]) == prod(spec.shape) and (spec.declared or rows.ndim == 1 or rows.shape[1:] == spec.shape):
+        return rows.reshape(len(rows), *spec.shape)
+    declared = "declared" if spec.declared else "expected"
+    raise DataError(
+        f"column {spec.name!r} has rows of shape {rows.shape[1:]} ({prod(rows.shape[1:])} elements), "
+        f"but their {declared} shape is {spec.shape} ({prod(spec.shape)} elements)"
+    )
+
+
+def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> None:
+    """Labels and weights must be numbers that a loss can use."""
+    if spec.role not in ("label", "weight") or rows.dtype.kind != "f":
+        return
+    nan = np.isnan(rows)
+    per_row = flat_rows(nan).any(axis=1)
+    faults.add(spec.name, "rows that are NaN", int(np.count_nonzero(per_row)))
+    if spec.integral and not nan.any():
+        broken = flat_rows(rows != np.floor(rows)).any(axis=1)
+        faults.add(
+            spec.name,
+            "rows that are not whole numbers, where this loss takes class ids",
+            int(np.count_nonzero(broken)),
+        )
+    if spec.role == "weight" and not nan.any():
+        faults.add(spec.name, "weights below 0 or infinite", int(np.count_nonzero((rows < 0) | np.isinf(rows))))

@@ -1,0 +1,193 @@
+"""The driver's plan: a Spark schema and the user's column names to `TensorSpec`s, before any job runs.
+
+Dtypes (see `TensorSpec`): floating columns become float32; an integer column that is an input of its
+own stays int64, for embeddings; columns joined into one input are float32; labels are what the loss
+takes. `feature_dtypes` and `label_dtype` override.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql import types as T
+
+from sparktrain.errors import ColumnError
+from sparktrain.shards.tensors import KEY, ColumnSpec, Kind, Role, TensorSpec
+
+LabelKind = Literal["class", "float", "as_is"]
+"""What the loss takes: class ids (int64), floating values, or the column as it comes."""
+
+SUPPORTED = "numeric, boolean, array of those, vector or binary"
+KEY_COLUMN = "__sparktrain_key"
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Columns to select, and the tensors they fill; a tensor's `ColumnSpec.field` indexes `names`."""
+
+    names: tuple[str, ...]
+    tensors: tuple[TensorSpec, ...]
+
+    def select(self, df: DataFrame) -> DataFrame:
+        """The needed columns, and each row's key: made before any shuffle moves the row."""
+        needed = [quoted(name).alias(f"c{field}") for field, name in enumerate(self.names)]
+        return df.select(*needed, functions.monotonically_increasing_id().alias(KEY_COLUMN))
+
+    def specs(self, role: Role) -> list[TensorSpec]:
+        return [spec for spec in self.tensors if spec.role == role]
+
+
+def quoted(name: str) -> Column:
+    """A column by its exact name, dots and backticks included."""
+    return functions.col("`" + name.replace("`", "``") + "`")
+
+
+class ColumnPlanner:
+    """Turns names into specs against one schema; collects the columns to select."""
+
+    def __init__(self, schema: T.StructType) -> None:
+        self._types = {field.name: field.dataType for field in schema.fields}
+        self._repeated = {name for name in schema.names if schema.names.count(name) > 1}
+        self._names: list[str] = []
+
+    def data_type(self, name: str, keyword: str) -> T.DataType:
+        """The type of a column.
+
+        Raises
+        ------
+        ColumnError
+            Where the column is missing (the message names the nearest) or its name is not unique.
+        """
+        if name in self._repeated:
+            raise ColumnError(f"{keyword}: the DataFrame has more than one column {name!r}; rename or drop one")
+        if name not in self._types:
+            near = difflib.get_close_matches(name, self._types, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, self._types))}"
+            raise ColumnError(f"{keyword}: the DataFrame has no column {name!r}; {hint}")
+        return self._types[name]
+
+    def inputs(
+        self,
+        groups: Sequence[str | Sequence[str]],
+        dtypes: Mapping[str, str],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> list[TensorSpec]:
+        """One spec an input: a name is an input of its own, a list of names is one joined input."""
+        flat = [name for group in groups for name in ([group] if isinstance(group, str) else group)]
+        for keyword, mapping in (("feature_dtypes", dtypes), ("feature_shapes", shapes)):
+            for name in mapping:
+                if name not in flat:
+                    raise ColumnError(f"{keyword} names {name!r}, which is not one of feature_cols {flat}")
+        return [
+            self._single(group, dtypes, shapes) if isinstance(group, str) else self._joined(group, dtypes, shapes)
+            for group in groups
+        ]
+
+    def _single(
+        self, name: str, dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    ) -> TensorSpec:
+        column = self._column(name, "feature_cols", dtypes.get(name))
+        if column.kind == "binary":
+            if name not in dtypes or name not in shapes:
+                raise ColumnError(
+                    f"feature_cols: binary column {name!r} needs its dtype and shape declared, for example "
+                    f"feature_dtypes={{{name!r}: 'uint8'}}, feature_shapes={{{name!r}: (1, 28, 28)}}"
+                )
+        elem = self._element(name)
+        default = "int64" if isinstance(elem, T.IntegralType) else "float32"
+        shape = shapes.get(name)
+        scalar = () if default == "int64" and column.kind == "number" else (1,)
+        return TensorSpec(
+            name,
+            "input",
+            (column,),
+            dtypes.get(name, default),
+            shape if shape is not None else (scalar if column.kind == "number" else None),
+            declared=shape is not None,
+        )
+
+    def _joined(
+        self, names: Sequence[str], dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    ) -> TensorSpec:
+        shaped = [name for name in names if name in shapes]
+        if shaped:
+            raise ColumnError(f"feature_shapes: {shaped[0]!r} is joined with other columns; only an input of its own has a shape")
+        columns = tuple(self._column(name, "feature_cols") for name in names)
+        binary = [column.name for column in columns if column.kind == "binary"]
+        if binary:
+            raise ColumnError(f"feature_cols: binary column {binary[0]!r} must be an input of its own, not joined")
+        wanted = {dtypes.get(name, "float32") for name in names}
+        if len(wanted) > 1:
+            raise ColumnError(f"feature_dtypes: columns {list(names)} form one input but have dtypes {sorted(wanted)}")
+        shape = (len(columns),) if all(column.kind == "number" for column in columns) else None
+        return TensorSpec("+".join(names), "input", columns, wanted.pop(), shape)
+
+    def label(self, name: str, kind: LabelKind, dtype: str | None = None) -> TensorSpec:
+        """A label: shape (batch,) for a scalar column, (batch, …) for an array or vector."""
+        column = self._column(name, "label_cols")
+        if column.kind == "binary":
+            raise ColumnError(f"label_cols: column {name!r} is binary; a label is numeric, boolean, array or vector")
+        integral = isinstance(self._element(name), T.IntegralType)
+        scalar = column.kind == "number"
+        if kind == "class":  # a scalar holds class ids whatever its type; floating arrays are class probabilities
+            chosen = "int64" if scalar or integral else "float32"
+        else:
+            chosen = "int64" if kind == "as_is" and integral else "float32"
+        chosen = dtype or chosen
+        whole = np.dtype(chosen).kind in "iu"
+        return TensorSpec(name, "label", (column,), chosen, () if scalar else None, integral=whole)
+
+    def weight(self, name: str) -> TensorSpec:
+        column = self._column(name, "sample_weight_col")
+        if column.kind != "number":
+            raise ColumnError(f"sample_weight_col: {name!r} is {self._describe(name)}; a weight is a number")
+        return TensorSpec(name, "weight", (column,), "float32", ())
+
+    def validation(self, name: str) -> TensorSpec:
+        if not isinstance(self.data_type(name, "validation"), T.BooleanType):
+            raise ColumnError(f"validation: column {name!r} is {self._describe(name)}; a validation column is boolean")
+        return TensorSpec(name, "validation", (self._column(name, "validation"),), "bool", ())
+
+    def plan(self, tensors: Sequence[TensorSpec]) -> ColumnPlan:
+        """The finished plan, with the row key as its last tensor."""
+        key = TensorSpec(KEY, "key", (ColumnSpec(KEY, len(self._names), "number"),), "int64", ())
+        return ColumnPlan(tuple(self._names), (*tensors, key))
+
+    def _column(self, name: str, keyword: str, storage_dtype: str | None = None) -> ColumnSpec:
+        kind = _kind(self.data_type(name, keyword))
+        if kind is None:
+            raise ColumnError(
+                f"{keyword}: column {name!r} is {self._describe(name)}; expected {SUPPORTED}. "
+                "Encode strings and dates first (StringIndexer, OneHotEncoder, unix_timestamp)"
+            )
+        if name not in self._names:
+            self._names.append(name)
+        return ColumnSpec(name, self._names.index(name), kind, storage_dtype if kind == "binary" else None)
+
+    def _describe(self, name: str) -> str:
+        return self._types[name].simpleString()
+
+    def _element(self, name: str) -> T.DataType:
+        kind = self._types[name]
+        while isinstance(kind, T.ArrayType):
+            kind = kind.elementType
+        return kind
+
+
+def _kind(kind: T.DataType) -> Kind | None:
+    if isinstance(kind, (T.NumericType, T.BooleanType)):
+        return "number"
+    if isinstance(kind, VectorUDT):
+        return "vector"
+    if isinstance(kind, T.BinaryType):
+        return "binary"
+    if isinstance(kind, T.ArrayType):
+        inner = _kind(kind.elementType)
+        return "list" if inner in ("number", "list") else None
+    return None

@@ -1,0 +1,146 @@
+"""The spool: Arrow batches to raw tensors in unlinked local files, in constant memory.
+
+Each tensor has one file that holds its rows back to back, so the worker maps it and takes a batch by
+row index. The files have no name (`tempfile.TemporaryFile`): they end with the last process that
+holds them open, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+
+from sparktrain.errors import DataError, GangError
+from sparktrain.shards.arrow import Array, Faults
+from sparktrain.shards.assemble import assemble
+from sparktrain.shards.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class SpoolReport:
+    """What a rank says of its shard at the rendezvous: rows, and each tensor's row shape (None: no rows)."""
+
+    rows: int
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+
+def local_directory() -> str:
+    """The executor's local disk: the first of Spark's local directories, else the temporary one."""
+    spark_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return spark_dirs[0] if os.path.isdir(spark_dirs[0]) else tempfile.gettempdir()
+
+
+class Spool:
+    """Writes one rank's shard.
+
+    Parameters
+    ----------
+    tensors : sequence of TensorSpec
+        What to write, one file each.
+    directory : str
+        Where; defaults to `local_directory()`.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec], directory: str | None = None) -> None:
+        self._directory = directory or local_directory()
+        self._tensors = tuple(tensors)
+        self._files: list[IO[bytes]] = [tempfile.TemporaryFile(dir=self._directory) for _ in tensors]
+        self._shapes: list[tuple[int, ...] | None] = [None] * len(self._tensors)
+        self._rows = 0
+        self._faults = Faults()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """File descriptors, one a tensor, for the worker to inherit."""
+        return tuple(file.fileno() for file in self._files)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch; rows that can't become tensors are counted, for `finish` to report."""
+        if not batch.num_rows:
+            return
+        self._rows += batch.num_rows
+        try:
+            for number in range(len(self._tensors)):
+                self._write_tensor(number, batch)
+        except OSError as error:
+            raise self._disk_error(error) from error
+
+    def _write_tensor(self, number: int, batch: pa.RecordBatch) -> None:
+        spec = self._tensors[number]
+        rows = assemble(spec, batch.columns, self._faults)
+        if rows is not None and self._same_shape(number, rows) and not self._faults:
+            self._files[number].write(np.ascontiguousarray(rows).data)
+
+    def _same_shape(self, number: int, rows: Array) -> bool:
+        known = self._shapes[number]
+        if known is None:
+            self._shapes[number] = rows.shape[1:]
+        elif known != rows.shape[1:]:
+            what = f"rows of shape {rows.shape[1:]} after rows of shape {known}"
+            self._faults.add(self._tensors[number].name, what, len(rows))
+            return False
+        return True
+
+    def finish(self, rank: int) -> SpoolReport:
+        """Flush; raise what was wrong with the rows.
+
+        Raises
+        ------
+        DataError
+            Names each faulty column, what is wrong and how many rows of this shard are affected.
+        """
+        if self._faults:
+            raise DataError(f"{self._faults} (of {self._rows:,} rows in the shard of rank {rank})")
+        try:
+            for file in self._files:
+                file.flush()
+        except OSError as error:
+            raise self._disk_error(error) from error
+        return SpoolReport(self._rows, tuple(self._shapes))
+
+    def _disk_error(self, error: OSError) -> Exception:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        written = sum(os.fstat(fd).st_size for fd in self.fds)
+        return GangError(
+            f"no space left in {self._directory} to spool a rank's shard, after {written:,} bytes and "
+            f"{self._rows:,} rows; free space there, set spark.local.dir to a larger disk, or raise num_proc "
+            "on more hosts"
+        )
+
+    def close(self) -> None:
+        """Drop this process's hold on the files."""
+        for file in self._files:
+            try:
+                file.close()
+            except OSError:  # a buffer that could not be flushed to a full disk: nothing left to save
+                pass
+
+
+def agree_on_shapes(tensors: Sequence[TensorSpec], reports: Sequence[SpoolReport]) -> tuple[TensorSpec, ...]:
+    """Each tensor with the row shape that all ranks found; a rank without rows takes its peers'.
+
+    Raises
+    ------
+    DataError
+        Where there are no rows at all, or ranks found different shapes.
+    """
+    if not sum(report.rows for report in reports):
+        raise DataError("the DataFrame has no rows: nothing to train on")
+    agreed = []
+    for number, spec in enumerate(tensors):
+        found = {report.shapes[number]: rank for rank, report in enumerate(reports) if report.shapes[number] is not None}
+        if len(found) > 1:
+            seen = ", ".join(f"{shape} on rank {rank}" for shape, rank in found.items())
+            raise DataError(f"column {spec.name!r} has rows of different shapes: {seen}; pad or cut them to one length")
+        shape = next(iter(found))
+        assert shape is not None
+        agreed.append(spec.with_shape(shape))
+    return tuple(agreed)

@@ -1,0 +1,75 @@
+"""What a batch is made of, as frozen data: shared by driver, task and worker; imports no pyspark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Role = Literal["input", "label", "weight", "validation", "key"]
+Kind = Literal["number", "list", "vector", "binary"]
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """One DataFrame column.
+
+    Parameters
+    ----------
+    name : str
+        The user's name for it, for errors.
+    field : int
+        Its position among the columns handed to the task.
+    kind : str
+        ``number``: numeric or boolean scalar; ``list``: array, nested or not; ``vector``: `VectorUDT`,
+        dense or sparse; ``binary``: raw bytes of `storage_dtype`.
+    storage_dtype : str or None
+        NumPy dtype of the raw bytes of a binary column.
+    """
+
+    name: str
+    field: int
+    kind: Kind
+    storage_dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a batch: which columns fill it, its dtype and the shape of one row.
+
+    Parameters
+    ----------
+    name : str
+        Column name, or the names of joined columns.
+    role : str
+        What the trainer uses it for.
+    columns : tuple of ColumnSpec
+        More than one: each is flattened and they are joined along the last axis.
+    dtype : str
+        NumPy dtype name.
+    shape : tuple of int or None
+        Shape of one row, without the batch dimension; None until the data has told.
+    declared : bool
+        True where the user declared `shape`: rows are reshaped to it.
+    integral : bool
+        True where only whole numbers are allowed (class ids that arrive as floating point).
+    """
+
+    name: str
+    role: Role
+    columns: tuple[ColumnSpec, ...]
+    dtype: str
+    shape: tuple[int, ...] | None = None
+    declared: bool = False
+    integral: bool = False
+
+    def with_shape(self, shape: tuple[int, ...]) -> TensorSpec:
+        return replace(self, shape=shape)
+
+    def describe(self) -> str:
+        """``features: float32, shape (batch, 20)``, for error messages."""
+        sizes = "".join(f", {size}" for size in self.shape or ())
+        return f"{self.name}: {self.dtype}, shape (batch{sizes or ','})"
+
+
+KEY = "row key"
+"""Name of the tensor that holds each row's stable key."""

@@ -1,0 +1,102 @@
+"""The trainer's view of its peers: sums, gathers and broadcasts, over torch.distributed or alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparktrain.gang.spec import Gang
+
+
+class Collective(Protocol):
+    """What every backend offers a trainer. All ranks make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks, in place."""
+
+    def gather(self, value: int) -> list[int]:
+        """Every rank's value, in rank order."""
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Give every rank the root's values, in place."""
+
+
+class Alone:
+    """A gang of one: nothing to exchange."""
+
+    rank = 0
+    world_size = 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def gather(self, value: int) -> list[int]:
+        return [value]
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        return
+
+
+class TorchDistributed:
+    """The default process group of `torch.distributed`: gloo for CPU tensors, nccl for CUDA ones."""
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: int) -> list[int]:
+        found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(found, torch.tensor([value]))
+        return [int(one) for one in found]
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        dist.broadcast(tensor, root)
+
+
+@contextlib.contextmanager
+def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
+    """Join the gang's process group, and leave it together with all ranks.
+
+    Parameters
+    ----------
+    gang : Gang
+    listen_fd : int or None
+        On rank 0 the socket its task listens on, bound to one address: the store uses it, so no port
+        is picked twice and none is open on other interfaces.
+    """
+    if gang.world_size == 1:
+        yield Alone()
+        return
+    timeout = timedelta(seconds=gang.collective_timeout_s)
+    host, port = gang.endpoint
+    if gang.rank == 0:
+        store = dist.TCPStore(
+            host, port, gang.world_size, True, timeout, wait_for_workers=False, master_listen_fd=listen_fd
+        )
+    else:
+        store = dist.TCPStore(host, port, gang.world_size, False, timeout)
+    kind = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
+    dist.init_process_group(kind, store=store, rank=gang.rank, world_size=gang.world_size, timeout=timeout)
+    yield TorchDistributed()
+    dist.barrier()  # rank 0 holds the store: it leaves last
+    dist.destroy_process_group()

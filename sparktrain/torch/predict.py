@@ -1,0 +1,145 @@
+"""Batch inference in Spark's Python worker: the model is loaded once per process, weights mapped from disk."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from sparktrain.shards.arrow import Array
+from sparktrain.torch import bundle
+from sparktrain.torch.loss import as_outputs
+
+CACHED_MODELS = 4
+_models: OrderedDict[tuple[str, bytes], nn.Module] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class TorchPredictor:
+    """A module's outputs as Arrow columns.
+
+    Parameters
+    ----------
+    structure : bytes
+        The module without its tensors.
+    weights_file : str
+        Name of the Spark file with the tensors.
+    prediction_type, outputs, threshold
+        As the Params of `TorchModel`.
+    batch_size : int
+        Rows per forward pass.
+    output_shapes : tuple of tuple of int
+        Each output's shape of one row.
+    """
+
+    structure: bytes
+    weights_file: str
+    prediction_type: Literal["raw", "regression", "classification"]
+    outputs: Literal["logits", "probabilities"]
+    threshold: float
+    batch_size: int
+    output_shapes: tuple[tuple[int, ...], ...]
+
+    def __call__(self, inputs: list[Array]) -> list[pa.Array]:
+        results = self._forward(inputs)
+        if self.prediction_type == "raw":
+            shapes = self.output_shapes
+            return [raw_column(result, shape) for result, shape in zip(results, shapes, strict=True)]
+        if self.prediction_type == "regression":
+            return [pa.array(_numpy(results[0].double()).reshape(-1))]
+        return self._classes(results[0])
+
+    def _forward(self, inputs: list[Array]) -> list[Tensor]:
+        net = self._module()
+        tensors = [torch.from_numpy(_writable(values)) for values in inputs]
+        parts = []
+        with torch.inference_mode():
+            for start in range(0, len(tensors[0]), self.batch_size):
+                batch = [tensor[start : start + self.batch_size] for tensor in tensors]
+                parts.append(as_outputs(net(*batch), labels=len(self.output_shapes)))
+            return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
+
+    def _module(self) -> nn.Module:
+        key = (self.weights_file, self.structure)
+        if key not in _models:
+            from pyspark import SparkFiles
+
+            tensors = bundle.tensors_from_file(SparkFiles.get(self.weights_file))
+            net: nn.Module = bundle.load(self.structure, tensors)
+            _models[key] = net.eval()
+            while len(_models) > CACHED_MODELS:
+                _models.popitem(last=False)
+        _models.move_to_end(key)
+        return _models[key]
+
+    def _classes(self, output: Tensor) -> list[pa.Array]:
+        raw, probability, prediction = classify(output, self.outputs, self.threshold)
+        return [vector_column(_numpy(raw)), vector_column(_numpy(probability)), pa.array(_numpy(prediction))]
+
+
+def classify(output: Tensor, kind: str, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Raw scores, probabilities and predicted class of each row, as Spark ML defines them.
+
+    Parameters
+    ----------
+    output : Tensor, shape (batch, classes), or (batch,) or (batch, 1): the score of class 1
+    kind : str
+        ``"logits"`` or ``"probabilities"``.
+    threshold : float
+        For one score a row: class 1 where its probability is above.
+
+    Returns
+    -------
+    rawPrediction, probability : Tensor, shape (batch, classes), float64
+    prediction : Tensor, shape (batch,), float64
+    """
+    scores = output.double()
+    if scores.ndim == 1 or scores.shape[1] == 1:
+        score = scores.reshape(-1)
+        logit = score if kind == "logits" else torch.logit(score)
+        positive = torch.sigmoid(score) if kind == "logits" else score
+        raw = torch.stack([-logit, logit], dim=1)
+        probability = torch.stack([1 - positive, positive], dim=1)
+        return raw, probability, (positive > threshold).double()
+    if kind == "logits":
+        return scores, torch.softmax(scores, dim=1), scores.argmax(dim=1).double()
+    return torch.log(scores), scores, scores.argmax(dim=1).double()
+
+
+def raw_column(output: Tensor, shape: tuple[int, ...]) -> pa.Array:
+    """An output as a column: scalars for rows of shape () or (1,), else lists as deep as the shape."""
+    if output.dtype in (torch.float16, torch.bfloat16):
+        output = output.float()
+    if output.dtype == torch.uint8:
+        output = output.short()
+    column = pa.array(_numpy(output).reshape(-1))
+    if shape == (1,):
+        return column
+    for size in reversed(shape):
+        offsets = np.arange(0, len(column) + 1, size, dtype=np.int32) if size else np.zeros(len(output) + 1, np.int32)
+        column = pa.ListArray.from_arrays(pa.array(offsets), column)
+    return column
+
+
+def vector_column(rows: Array) -> pa.Array:
+    """Rows of shape (batch, size) as dense `VectorUDT` values: struct(type, size, indices, values)."""
+    count = len(rows)
+    values = raw_column(torch.from_numpy(rows), rows.shape[1:])
+    dense = pa.array(np.ones(count, dtype=np.int8))
+    no_size = pa.nulls(count, pa.int32())
+    no_indices = pa.nulls(count, pa.list_(pa.int32()))
+    return pa.StructArray.from_arrays([dense, no_size, no_indices, values], ["type", "size", "indices", "values"])
+
+
+def _numpy(tensor: Tensor) -> Array:
+    return np.ascontiguousarray(tensor.detach().numpy())
+
+
+def _writable(values: Array) -> Array:
+    """Arrow's buffers are read-only; torch wants memory that a model may write to."""
+    return values if values.flags.writeable else values.copy()

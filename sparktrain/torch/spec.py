@@ -1,0 +1,39 @@
+"""What the PyTorch trainer is told, as frozen data; imports neither torch nor pyspark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Interval = Literal["epoch", "step"]
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """A fit's settings.
+
+    Parameters
+    ----------
+    batch_size : int
+        Rows a rank brings to a step; the global batch is ``num_proc * batch_size``.
+    epochs, seed : int
+    shuffle : bool
+        Permute each shard anew every epoch; False keeps key order.
+    validation : float or None
+        Fraction of rows to hold out; a validation column is a tensor of the shard instead.
+    loss_weights : tuple of float
+        One a label.
+    lr_scheduler_interval : str
+        ``"epoch"`` or ``"step"``: when the scheduler steps.
+    find_unused_parameters : bool
+        As in `torch.nn.parallel.DistributedDataParallel`.
+    """
+
+    batch_size: int
+    epochs: int
+    seed: int
+    shuffle: bool
+    validation: float | None
+    loss_weights: tuple[float, ...]
+    lr_scheduler_interval: Interval
+    find_unused_parameters: bool

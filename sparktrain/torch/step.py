@@ -1,0 +1,122 @@
+"""One step's work on one rank: a batch through the model to a loss whose mean gradient is the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparktrain.shards.plan import Indices
+from sparktrain.shards.reader import Shard
+from sparktrain.torch.loss import Criterion, as_outputs, total
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows on the trainer's device.
+
+    Parameters
+    ----------
+    inputs, targets : list of Tensor, each of shape (B, …)
+    weight : Tensor or None, shape (B,)
+    rows : int
+    """
+
+    inputs: list[Tensor]
+    targets: list[Tensor]
+    weight: Tensor | None
+    rows: int
+
+
+class Feed:
+    """Takes batches out of a shard by row index; pinned and copied asynchronously to a GPU."""
+
+    def __init__(self, shard: Shard, device: torch.device) -> None:
+        self._inputs = [torch.from_numpy(array) for array in shard.inputs]
+        self.labels = [torch.from_numpy(array) for array in shard.labels]
+        self._weight = None if shard.weights is None else torch.from_numpy(shard.weights)
+        self._device = device
+
+    def batch(self, rows: Indices) -> Batch:
+        index = torch.from_numpy(rows)
+        take = [self._take(tensor, index) for tensor in (*self._inputs, *self.labels)]
+        split = len(self._inputs)
+        weight = None if self._weight is None else self._take(self._weight, index)
+        return Batch(take[:split], take[split:], weight, len(rows))
+
+    def _take(self, tensor: Tensor, index: Tensor) -> Tensor:
+        rows = tensor.index_select(0, index)
+        if self._device.type == "cpu":
+            return rows
+        return rows.pin_memory().to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a forward pass gives beside the loss: detached, for the epoch's means.
+
+    Parameters
+    ----------
+    outputs, targets : list of Tensor
+        Aligned: a scalar label is (B, 1) against an output of that shape.
+    numerators : Tensor, shape (losses,)
+        Each loss's sum over the rows.
+    """
+
+    outputs: list[Tensor]
+    targets: list[Tensor]
+    numerators: Tensor
+
+
+class LossStep(nn.Module):
+    """Model and losses as the one module a strategy wraps.
+
+    Parameters
+    ----------
+    model : Module
+    criteria : sequence of Criterion
+        One a label.
+    loss_weights : sequence of float
+    counted : sequence of bool
+        Whether a loss's denominator counts elements of a row by itself (class weights, ignored labels).
+    """
+
+    def __init__(
+        self, model: nn.Module, criteria: Sequence[Criterion], loss_weights: Sequence[float], counted: Sequence[bool]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = nn.ModuleList(c.function for c in criteria if isinstance(c.function, nn.Module))
+        self._criteria = list(criteria)
+        self._loss_weights = list(loss_weights)
+        self._counted = list(counted)
+
+    def forward(self, batch: Batch | None, scales: Sequence[Tensor | float]) -> tuple[Tensor, StepResult | None]:
+        """The loss to run backward from: each numerator times its scale and loss weight.
+
+        Without rows (None) every parameter still takes part, with a gradient of exactly zero, so that
+        this rank joins the all-reduce while model and BatchNorm statistics stay untouched.
+        """
+        if batch is None:
+            return torch.stack([p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad]).sum(), None
+        outputs, targets, numerators = self.evaluate(batch)
+        parts = zip(numerators, scales, self._loss_weights, strict=True)
+        loss = torch.stack([numerator * scale * weight for numerator, scale, weight in parts]).sum()
+        return loss, StepResult(
+            [output.detach() for output in outputs], targets, torch.stack([n.detach() for n in numerators])
+        )
+
+    def evaluate(self, batch: Batch) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Outputs, aligned targets and each loss's numerator."""
+        outputs = as_outputs(self.model(*batch.inputs), len(batch.targets))
+        targets, numerators = [], []
+        for criterion, counted, output, target in zip(
+            self._criteria, self._counted, outputs, batch.targets, strict=True
+        ):
+            aligned = criterion.align(output, target)
+            rows = criterion.numerators(output, aligned, summed_elements=counted)
+            numerators.append(total(rows, batch.weight, batch.rows))
+            targets.append(aligned)
+        return outputs, targets, numerators

@@ -1,0 +1,66 @@
+"""How one step is computed over the gang and the model laid out; the trainer is given one of these."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from sparktrain.torch.collective import Collective
+
+
+class Strategy(Protocol):
+    """A seat for others: FSDP, tensor and pipeline parallel, local SGD."""
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        """The module to call instead of `step`: its backward leaves every rank the mean gradient."""
+
+    def end_epoch(self, model: nn.Module, rows: int) -> None:
+        """Make every rank's model the same; `rows` is what this rank trained on in the epoch."""
+
+
+class DataParallel:
+    """A full copy of the model a rank; gradients averaged by `DistributedDataParallel`."""
+
+    def __init__(self, collective: Collective, find_unused_parameters: bool) -> None:
+        self._collective = collective
+        self._find_unused_parameters = find_unused_parameters
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        if self._collective.world_size == 1 or not any(p.requires_grad for p in step.parameters()):
+            return step
+        return DistributedDataParallel(
+            step, broadcast_buffers=False, find_unused_parameters=self._find_unused_parameters
+        )
+
+    def end_epoch(self, model: nn.Module, rows: int) -> None:
+        """BatchNorm's running statistics become their mean over ranks, weighted by rows; other buffers
+        become those of the rank with the most rows."""
+        if self._collective.world_size == 1:
+            return
+        rows_by_rank = self._collective.gather(rows)
+        leader = rows_by_rank.index(max(rows_by_rank))
+        averaged = list(_running_statistics(model))
+        if averaged:
+            share = rows / max(sum(rows_by_rank), 1)
+            flat = torch.cat([buffer.flatten() for buffer in averaged]) * share
+            self._collective.sum(flat)
+            for buffer, mean in zip(averaged, flat.split([b.numel() for b in averaged]), strict=True):
+                buffer.copy_(mean.view_as(buffer))
+        done = {id(buffer) for buffer in averaged}
+        for buffer in model.buffers():
+            if id(buffer) not in done:
+                self._collective.broadcast(buffer, leader)
+
+
+def _running_statistics(model: nn.Module) -> list[Tensor]:
+    return [
+        buffer
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        for buffer in (module.running_mean, module.running_var)
+        if buffer is not None
+    ]

@@ -1,0 +1,325 @@
+"""The PyTorch trainer: epochs of exact global batches on one rank. Runs in the worker process.
+
+One step of N ranks equals one step of a single process on the concatenated batch: each rank's loss is
+scaled so that the mean of the ranks' gradients is the gradient of the global loss, whatever share of
+the rows each rank brings, down to none.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from sparktrain.errors import DataError
+from sparktrain.gang.worker import Event, WorkerContext
+from sparktrain.shards import plan
+from sparktrain.shards.reader import Shard, open_shard
+from sparktrain.torch import bundle
+from sparktrain.torch.collective import Collective, join
+from sparktrain.torch.loss import Criterion
+from sparktrain.torch.metrics import EpochMeans, MetricFunction
+from sparktrain.torch.spec import TrainSpec
+from sparktrain.torch.step import Batch, Feed, LossStep, StepResult
+from sparktrain.torch.strategy import DataParallel, Strategy
+
+PROGRESS_S = 0.2
+
+
+@dataclass
+class TrainObjects:
+    """The user's objects, unpickled together: the optimizer holds the model's own parameters."""
+
+    model: nn.Module
+    optimizer: Any
+    losses: list[Any]
+    metrics: Mapping[str, MetricFunction]
+    lr_scheduler: Any = None
+
+
+def train(context: WorkerContext) -> dict[str, Any]:
+    """The worker's entry: train, and leave the final tensors in rank 0's result file."""
+    job = context.job
+    spec: TrainSpec = context.payload["spec"]
+    if job.payload_path:
+        tensors = bundle.tensors_from_file(job.payload_path)
+    else:
+        tensors = bundle.tensors_from_bytes(context.payload["tensors"])
+    owned = {name: tensor.clone() for name, tensor in tensors.items()}
+    objects: TrainObjects = bundle.load(context.payload["objects"], owned)
+    shard = open_shard(job.tensors, job.tensor_fds, job.rows)
+    device = torch.device("cuda", 0) if context.gang.device == "cuda" else torch.device("cpu")
+    with join(context.gang, job.listen_fd) as collective:
+        trainer = Trainer(spec, objects, shard, collective, device, context.emit)
+        history = trainer.fit()
+    if context.gang.rank == 0:
+        _write_result(objects.model, job.result_fd)
+    return {
+        "history": history if context.gang.rank == 0 else None,
+        "inputs": [spec.shape for spec in shard.specs("input")],
+        "outputs": trainer.output_shapes,
+    }
+
+
+def _write_result(model: nn.Module, fd: int) -> None:
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in bundle.named_tensors(model):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = bundle.plain(tensor)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(bundle.save(tensors))
+
+
+class Trainer:
+    """Trains one rank's share of a fit.
+
+    Parameters
+    ----------
+    spec : TrainSpec
+    objects : TrainObjects
+    shard : Shard
+    collective : Collective
+        The peers; every rank constructs and runs its trainer in the same order.
+    device : torch.device
+    emit : callable
+        Takes progress events.
+    strategy : Strategy or None
+        Defaults to `DataParallel`.
+    """
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        objects: TrainObjects,
+        shard: Shard,
+        collective: Collective,
+        device: torch.device,
+        emit: Callable[[Event], None],
+        strategy: Strategy | None = None,
+    ) -> None:
+        self._spec = spec
+        self._metrics = objects.metrics
+        self._collective = collective
+        self._emit = emit
+        self._device = device
+        self.output_shapes: list[tuple[str, list[int]]] | None = None
+
+        column = shard.validation
+        self._train_rows, self._val_rows = plan.split(
+            shard.keys, spec.validation if column is None else column, spec.seed
+        )
+        self._digest = plan.digest(shard.keys[self._train_rows])
+        self._rows_by_rank = collective.gather(len(self._train_rows))
+        val_rows = sum(collective.gather(len(self._val_rows)))
+        self._validates = column is not None or spec.validation is not None
+        self._check_split(sum(self._rows_by_rank), val_rows)
+        self._steps = plan.steps_per_epoch(self._rows_by_rank, spec.batch_size)
+
+        self._model = objects.model.to(device)
+        self._feed = Feed(shard, device)
+        self._criteria = [Criterion(loss) for loss in objects.losses]
+        self._weighted = shard.weights is not None
+        self._counted = self._counted_denominators()
+        self._step = LossStep(self._model, self._criteria, spec.loss_weights, self._counted).to(device)
+        self._strategy = strategy or DataParallel(collective, spec.find_unused_parameters)
+        self._wrapped = self._strategy.wrap(self._step)
+        self._optimizer: Optimizer = _optimizer(objects.optimizer, self._model)
+        self._scheduler = _scheduler(objects.lr_scheduler, self._optimizer)
+
+    def _check_split(self, train_rows: int, val_rows: int) -> None:
+        if not train_rows:
+            raise DataError(f"validation takes all {val_rows} rows: none is left to train on")
+        if self._validates and not val_rows:
+            raise DataError(f"validation={self._spec.validation or 'column'} holds out none of {train_rows} rows")
+
+    def _counted_denominators(self) -> list[bool]:
+        """For each loss, whether labels anywhere in the gang need its denominator counted by label."""
+        pairs = zip(self._criteria, self._feed.labels, strict=True)
+        mine = torch.tensor([int(criterion.ignores(labels)) for criterion, labels in pairs])
+        return [bool(count) for count in self._collective.sum(mine)]
+
+    def fit(self) -> list[dict[str, float]]:
+        """Train all epochs.
+
+        Returns
+        -------
+        list of dict
+            One an epoch: ``epoch`` (from 1), ``loss``, each metric, their ``val_`` forms, ``lr`` (of the
+            first parameter group, at the epoch's start), ``rows_per_s`` (all ranks), ``seconds``.
+        """
+        return [self._epoch(epoch) for epoch in range(self._spec.epochs)]
+
+    def _epoch(self, epoch: int) -> dict[str, float]:
+        started = time.perf_counter()
+        _seed_everything(self._spec.seed, epoch, self._collective.rank)
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        means = self._train_epoch(epoch)
+        trained = time.perf_counter() - started
+        self._strategy.end_epoch(self._model, means.local_rows)
+        entry: dict[str, float] = {"epoch": epoch + 1}
+        entry |= means.reduce(self._collective, self._spec.loss_weights)
+        if self._validates:
+            entry |= self._evaluate().reduce(self._collective, self._spec.loss_weights, prefix="val_")
+        if self._spec.lr_scheduler_interval == "epoch":
+            self._step_scheduler(entry)
+        entry["lr"] = rate
+        entry["rows_per_s"] = sum(self._rows_by_rank) / trained
+        entry["seconds"] = time.perf_counter() - started
+        return entry
+
+    def _train_epoch(self, epoch: int) -> EpochMeans:
+        spec = self._spec
+        order = plan.epoch_order(
+            self._train_rows, seed=spec.seed, epoch=epoch, shard_digest=self._digest, shuffle=spec.shuffle
+        )
+        means = EpochMeans(len(self._criteria), self._metrics)
+        progress = _Progress(self._emit, epoch, spec, self._steps, active=self._collective.rank == 0)
+        self._model.train()
+        for step in range(self._steps):
+            global_rows = sum(plan.rows_in_step(self._rows_by_rank, spec.batch_size, step))
+            rows = order[step * spec.batch_size : (step + 1) * spec.batch_size]
+            batch = self._feed.batch(rows) if len(rows) else None
+            self._train_step(batch, global_rows, means)
+            progress.report(step + 1, global_rows, means)
+        return means
+
+    def _train_step(self, batch: Batch | None, global_rows: int, means: EpochMeans) -> None:
+        local, scales = self._denominators(batch, global_rows)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss, result = self._wrapped(batch, scales)
+        if loss.requires_grad:
+            loss.backward()
+        self._optimizer.step()
+        if self._spec.lr_scheduler_interval == "step":
+            self._step_scheduler({})
+        if batch is not None and result is not None:
+            self._record(result, local, batch.rows, means)
+
+    def _denominators(self, batch: Batch | None, global_rows: int) -> tuple[Tensor, Sequence[Tensor | float]]:
+        """This rank's denominators, shape (losses,), and what scales each loss's numerator.
+
+        Plain means need no exchange: the plan knows the rows of every rank. Weighted ones add up their
+        denominators over the gang first.
+        """
+        world = self._collective.world_size
+        local = self._local_denominators(batch)
+        exchanged = [not c.summed and (self._weighted or counted) for c, counted in self._pairs()]
+        reduced = self._collective.sum(local.clone()) if any(exchanged) else local
+        scales: list[Tensor | float] = []
+        for position, criterion in enumerate(self._criteria):
+            if criterion.summed:
+                scales.append(float(world))
+            elif exchanged[position]:
+                share = reduced[position]
+                scales.append(torch.where(share > 0, world / share, torch.zeros_like(share)))
+            else:
+                scales.append(world / global_rows)
+        return local, scales
+
+    def _local_denominators(self, batch: Batch | None) -> Tensor:
+        local = torch.zeros(len(self._criteria), dtype=torch.float32, device=self._device)
+        if batch is None:
+            return local
+        for position, (criterion, counted) in enumerate(self._pairs()):
+            if criterion.summed:
+                local[position] = 1.0 if self._collective.rank == 0 else 0.0  # history: mean of the steps' sums
+            elif counted:
+                rows = criterion.denominators(batch.targets[position])
+                local[position] = (rows if batch.weight is None else rows * batch.weight).sum()
+            else:
+                local[position] = batch.rows if batch.weight is None else batch.weight.sum()
+        return local
+
+    def _pairs(self) -> zip[tuple[Criterion, bool]]:
+        return zip(self._criteria, self._counted, strict=True)
+
+    def _record(self, result: StepResult, denominators: Tensor, rows: int, means: EpochMeans) -> None:
+        means.add_loss(result.numerators, denominators)
+        means.add_metrics(result.outputs, result.targets, rows)
+        if self.output_shapes is None:
+            self.output_shapes = [
+                (str(output.dtype).removeprefix("torch."), list(output.shape[1:])) for output in result.outputs
+            ]
+
+    def _evaluate(self) -> EpochMeans:
+        means = EpochMeans(len(self._criteria), self._metrics)
+        size = self._spec.batch_size
+        self._model.eval()
+        with torch.no_grad():
+            for start in range(0, len(self._val_rows), size):
+                batch = self._feed.batch(self._val_rows[start : start + size])
+                outputs, targets, numerators = self._step.evaluate(batch)
+                means.add_loss(torch.stack(numerators), self._local_denominators(batch))
+                means.add_metrics(outputs, targets, batch.rows)
+        return means
+
+    def _step_scheduler(self, entry: Mapping[str, float]) -> None:
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(entry.get("val_loss", entry["loss"]))
+        elif self._scheduler is not None:
+            self._scheduler.step()
+
+
+class _Progress:
+    """Emits a progress event every `PROGRESS_S` seconds, and at each epoch's end."""
+
+    def __init__(self, emit: Callable[[Event], None], epoch: int, spec: TrainSpec, steps: int, *, active: bool) -> None:
+        self._emit, self._epoch, self._spec, self._steps, self._active = emit, epoch, spec, steps, active
+        self._started = self._last = time.perf_counter()
+        self._rows = 0
+
+    def report(self, step: int, rows: int, means: EpochMeans) -> None:
+        if not self._active:
+            return
+        self._rows += rows
+        now = time.perf_counter()
+        if now - self._last < PROGRESS_S and step < self._steps:
+            return
+        self._last = now
+        self._emit(
+            {
+                "kind": "progress",
+                "epoch": self._epoch + 1,
+                "epochs": self._spec.epochs,
+                "step": step,
+                "steps": self._steps,
+                "metrics": {"loss": means.local_loss(self._spec.loss_weights)},
+                "rows_per_s": self._rows / (now - self._started),
+            }
+        )
+
+
+def _seed_everything(seed: int, epoch: int, rank: int) -> None:
+    """Dropout and the like differ by rank and epoch, and are the same whenever this epoch runs."""
+    derived = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
+    torch.manual_seed(derived)
+    np.random.seed(derived)
+
+
+def _optimizer(given: Any, model: nn.Module) -> Optimizer:
+    if not isinstance(given, Optimizer):
+        given = given(model.parameters())
+    given.load_state_dict(given.state_dict())  # state of a used optimizer moves to the parameters' device
+    assert isinstance(given, Optimizer)
+    return given
+
+
+def _scheduler(given: Any, optimizer: Optimizer) -> LRScheduler | None:
+    if given is None:
+        return None
+    # An instance that was pickled has lost its hook on optimizer.step(), which only serves this warning.
+    warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
+    scheduler = given if isinstance(given, LRScheduler) else given(optimizer)
+    assert isinstance(scheduler, LRScheduler)
+    return scheduler
