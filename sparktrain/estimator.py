@@ -34,9 +34,7 @@ class HasGang(KeywordParams):
         None,
         aliases=("num_workers",),
     )
-    backend = GangParam(
-        "backend", "How the ranks communicate: 'native'.", params.one_of(*backends.AVAILABLE), "native"
-    )
+    backend = GangParam("backend", "How the ranks communicate: 'native'.", params.one_of(*backends.AVAILABLE), "native")
     partitioned = GangParam(
         "partitioned",
         "True: the DataFrame's partitions are the shards as they are; there must be num_proc of them. "
@@ -83,7 +81,10 @@ class HasTraining(KeywordParams):
         0,
     )
     shuffle = GangParam(
-        "shuffle", "Permute each shard anew every epoch; False: the DataFrame's own order.", params.boolean, True
+        "shuffle",
+        "Permute each shard anew every epoch; False: the DataFrame's own order.",
+        params.boolean,
+        True,
     )
 
 

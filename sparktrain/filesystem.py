@@ -78,7 +78,8 @@ def _write_on_server(spark: SparkSession, path: str, data: bytes) -> None:
         return
     if urlparse(path).scheme:
         raise PersistenceError(
-            f"can't write {path} over Spark Connect: give the path without its scheme, on the server's default file system"
+            f"can't write {path} over Spark Connect: give the path without its scheme, on the server's default "
+            "file system"
         )
     spark.copyFromLocalToFs(shipped, path)
 

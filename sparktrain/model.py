@@ -6,15 +6,16 @@ to itself. Sessions older than Spark 4.1 have no Arrow UDF; there the whole rows
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.ml.base import Model
 from pyspark.sql import DataFrame, functions
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from sparktrain import params
@@ -24,6 +25,11 @@ from sparktrain.shards.arrow import Array, Faults
 from sparktrain.shards.assemble import assemble
 from sparktrain.shards.columns import ColumnPlan, quoted
 from sparktrain.shards.tensors import TensorSpec
+
+try:
+    from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+except ImportError:  # before Spark 4.1
+    arrow_udf = None  # type: ignore[assignment]
 
 RESULT = "__sparktrain_result"
 
@@ -66,9 +72,7 @@ class HasColumns(KeywordParams):
     )
     predictionCol = GangParam("prediction_col", "Column of the predicted value.", params.string, "prediction")
     probabilityCol = GangParam("probability_col", "Column of class probabilities.", params.string, "probability")
-    rawPredictionCol = GangParam(
-        "raw_prediction_col", "Column of raw class scores.", params.string, "rawPrediction"
-    )
+    rawPredictionCol = GangParam("raw_prediction_col", "Column of raw class scores.", params.string, "rawPrediction")
     inferenceBatchSize = GangParam(
         "inference_batch_size", "Rows per forward pass in transform.", params.integer(1), 1024
     )
@@ -105,19 +109,30 @@ class Prediction:
         return self.predictor([values for values in inputs if values is not None])
 
 
-def predict_struct(prediction: Prediction, names: tuple[str, ...], *arrays: pa.Array) -> pa.Array:
-    """The Arrow UDF: input columns to one struct of output columns."""
-    return pa.StructArray.from_arrays(prediction.columns(arrays), names=list(names))
+@dataclass(frozen=True)
+class PredictStruct:
+    """The Arrow UDF: input columns to one struct of output columns, named p0, p1, …"""
+
+    prediction: Prediction
+
+    def __call__(self, *arrays: pa.Array) -> pa.Array:
+        columns = self.prediction.columns(arrays)
+        return pa.StructArray.from_arrays(columns, names=[f"p{i}" for i in range(len(columns))])
 
 
-def predict_rows(
-    prediction: Prediction, names: tuple[str, ...], inputs: tuple[str, ...], batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True)
+class PredictRows:
     """The `mapInArrow` form: whole rows, with the output columns appended."""
-    for batch in batches:
-        outputs = prediction.columns([batch.column(name) for name in inputs])
-        columns = [*batch.columns, *outputs]
-        yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *names])
+
+    prediction: Prediction
+    inputs: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            outputs = self.prediction.columns([batch.column(name) for name in self.inputs])
+            names = [*batch.schema.names, *self.names]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *outputs], names=names)
 
 
 class GangModel(Model, HasColumns):
@@ -159,29 +174,18 @@ class GangModel(Model, HasColumns):
         fields = self._output_fields()
         types = tuple(to_arrow(field) for field in fields)
         prediction = Prediction(tuple(plan.specs("input")), self._predictor(dataset), types)
-        arrow_udf = _arrow_udf()
         if arrow_udf is None:
             names = tuple(field.name for field in fields)
-            function = partial(predict_rows, prediction, names, plan.names)
-            return dataset.mapInArrow(function, appended)
-        positional = [StructField(f"p{i}", field.dataType) for i, field in enumerate(fields)]
-        function = partial(predict_struct, prediction, tuple(field.name for field in positional))
-        udf = arrow_udf(function, StructType(positional)).asNondeterministic()
+            return dataset.mapInArrow(PredictRows(prediction, plan.names, names), appended)
+        struct = StructType([StructField(f"p{i}", field.dataType) for i, field in enumerate(fields)])
+        with warnings.catch_warnings():  # it would rather read the type hints than be told the kind of UDF
+            warnings.simplefilter("ignore", UserWarning)
+            udf = arrow_udf(PredictStruct(prediction), struct, ArrowUDFType.SCALAR).asNondeterministic()
         result = dataset.withColumn(RESULT, udf(*[quoted(name) for name in plan.names]))
         outputs = [functions.col(RESULT)[f"p{i}"].alias(field.name) for i, field in enumerate(fields)]
         return result.select(*[quoted(name) for name in dataset.columns], *outputs)
 
 
-def _arrow_udf() -> Callable[..., Any] | None:
-    try:
-        from pyspark.sql.functions import ArrowUDFType, arrow_udf
-    except ImportError:
-        return None
-    return partial(arrow_udf, functionType=ArrowUDFType.SCALAR)
-
-
 def to_arrow(field: StructField) -> pa.DataType:
     """The Arrow type in which Spark takes a column (a UDT as what it is stored as)."""
-    from pyspark.sql.pandas.types import to_arrow_type
-
     return to_arrow_type(field.dataType)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from pyspark.ml.param import Param, Params
@@ -78,7 +78,7 @@ class GangParam(Param[Any]):
 class KeywordParams(Params):
     """Base of everything with `GangParam` knobs: keyword constructor, accessors, checked values."""
 
-    _keywords: dict[str, GangParam] = {}
+    _keywords: ClassVar[dict[str, GangParam]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -264,7 +264,7 @@ def dtype_name(value: Any) -> str:
         raise ValueError("a NumPy dtype name such as 'float32' or 'uint8'") from None
     if found.kind not in "fiub":
         raise ValueError("a NumPy dtype of numbers or booleans")
-    return found.name
+    return str(found.name)
 
 
 def fraction_or_column(value: Any) -> float | str:
@@ -283,7 +283,6 @@ def function(value: Any) -> Any:
     if not callable(value):
         raise ValueError("a callable")
     return value
-
 
 
 def numbers(value: Any) -> list[float]:

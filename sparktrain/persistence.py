@@ -70,7 +70,11 @@ class Writer(MLWriter):
             if not (isinstance(param, GangParam) and param.by_value)
         }
         DefaultParamsWriter.saveMetadata(
-            self._instance, path, _context(spark), extraMetadata={"fitted": dict(saved.extra)}, paramMap=values
+            self._instance,
+            path,
+            _context(spark),
+            extraMetadata={"fitted": dict(saved.extra)},
+            paramMap=values,
         )
         filesystem.write_file(spark, f"{path}/{STRUCTURE}", saved.structure)
         filesystem.write_file(spark, f"{path}/{TENSORS}", saved.tensors)
@@ -108,7 +112,9 @@ class Reader(MLReader[Any]):
         by_value = [p.name for p in instance.params if isinstance(p, GangParam) and p.by_value]
         unknown = (set(metadata["paramMap"]) | set(metadata["defaultParamMap"])) - known
         if unknown:
-            raise PersistenceError(f"{path} was saved by another version of sparktrain: it has Params {sorted(unknown)}")
+            raise PersistenceError(
+                f"{path} was saved by another version of sparktrain: it has Params {sorted(unknown)}"
+            )
         metadata["defaultParamMap"] = {k: v for k, v in metadata["defaultParamMap"].items() if k not in by_value}
         DefaultParamsReader.getAndSetParams(instance, metadata)
         saved = SavedObjects(
@@ -161,7 +167,18 @@ class RestrictedUnpickler(pickle.Unpickler):
 
 
 _CONTAINERS = {
-    "builtins": {"set", "frozenset", "list", "dict", "tuple", "slice", "range", "complex", "bytearray", "object"},
+    "builtins": {
+        "set",
+        "frozenset",
+        "list",
+        "dict",
+        "tuple",
+        "slice",
+        "range",
+        "complex",
+        "bytearray",
+        "object",
+    },
     "collections": {"OrderedDict", "defaultdict", "Counter", "deque"},
     "functools": {"partial"},
     "torch": {"Size", "device", "dtype", "Tensor"},
@@ -207,5 +224,3 @@ def _context(spark: SparkSession) -> Any:
     import pyspark
 
     return spark if int(pyspark.__version__.split(".")[0]) >= 4 else spark.sparkContext
-
-

@@ -17,7 +17,14 @@ from sparktrain.gang.events import ProgressBar, ProgressListener
 from sparktrain.gang.failure import find_report
 from sparktrain.gang.spec import GangSpec
 from sparktrain.gang.task import ROW_DDL, run_task
-from sparktrain.session import ended_with_caller, is_connect, promised_slots, registered_slots, session_of, setting
+from sparktrain.session import (
+    ended_with_caller,
+    is_connect,
+    promised_slots,
+    registered_slots,
+    session_of,
+    setting,
+)
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from sparktrain.shards.tensors import ColumnSpec
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 class Faults:
@@ -117,7 +118,11 @@ def _bytes(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
     size = int(lengths[0]) if len(lengths) else 0
     ragged = int(np.count_nonzero(lengths != size))
     if ragged or size % dtype.itemsize:
-        faults.add(column.name, RAGGED if ragged else f"rows of {size} bytes, not whole {dtype}s", ragged or len(array))
+        faults.add(
+            column.name,
+            RAGGED if ragged else f"rows of {size} bytes, not whole {dtype}s",
+            ragged or len(array),
+        )
         return None
     if not len(array):
         return np.empty((0, 0), dtype=dtype)

@@ -89,16 +89,13 @@ class ColumnPlanner:
             for group in groups
         ]
 
-    def _single(
-        self, name: str, dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
-    ) -> TensorSpec:
+    def _single(self, name: str, dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> TensorSpec:
         column = self._column(name, "feature_cols", dtypes.get(name))
-        if column.kind == "binary":
-            if name not in dtypes or name not in shapes:
-                raise ColumnError(
-                    f"feature_cols: binary column {name!r} needs its dtype and shape declared, for example "
-                    f"feature_dtypes={{{name!r}: 'uint8'}}, feature_shapes={{{name!r}: (1, 28, 28)}}"
-                )
+        if column.kind == "binary" and (name not in dtypes or name not in shapes):
+            raise ColumnError(
+                f"feature_cols: binary column {name!r} needs its dtype and shape declared, for example "
+                f"feature_dtypes={{{name!r}: 'uint8'}}, feature_shapes={{{name!r}: (1, 28, 28)}}"
+            )
         elem = self._element(name)
         default = "int64" if isinstance(elem, T.IntegralType) else "float32"
         shape = shapes.get(name)
@@ -117,7 +114,9 @@ class ColumnPlanner:
     ) -> TensorSpec:
         shaped = [name for name in names if name in shapes]
         if shaped:
-            raise ColumnError(f"feature_shapes: {shaped[0]!r} is joined with other columns; only an input of its own has a shape")
+            raise ColumnError(
+                f"feature_shapes: {shaped[0]!r} is joined with other columns; only an input of its own has a shape"
+            )
         columns = tuple(self._column(name, "feature_cols") for name in names)
         binary = [column.name for column in columns if column.kind == "binary"]
         if binary:

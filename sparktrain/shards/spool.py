@@ -7,6 +7,7 @@ holds them open, however it ends.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -51,7 +52,10 @@ class Spool:
     def __init__(self, tensors: Sequence[TensorSpec], directory: str | None = None) -> None:
         self._directory = directory or local_directory()
         self._tensors = tuple(tensors)
-        self._files: list[IO[bytes]] = [tempfile.TemporaryFile(dir=self._directory) for _ in tensors]
+        self._files: list[IO[bytes]] = [
+            tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed by close()
+            for _ in tensors
+        ]
         self._shapes: list[tuple[int, ...] | None] = [None] * len(self._tensors)
         self._rows = 0
         self._faults = Faults()
@@ -118,10 +122,8 @@ class Spool:
     def close(self) -> None:
         """Drop this process's hold on the files."""
         for file in self._files:
-            try:
+            with contextlib.suppress(OSError):  # a buffer that a full disk did not take: nothing left to save
                 file.close()
-            except OSError:  # a buffer that could not be flushed to a full disk: nothing left to save
-                pass
 
 
 def agree_on_shapes(tensors: Sequence[TensorSpec], reports: Sequence[SpoolReport]) -> tuple[TensorSpec, ...]:
@@ -136,7 +138,9 @@ def agree_on_shapes(tensors: Sequence[TensorSpec], reports: Sequence[SpoolReport
         raise DataError("the DataFrame has no rows: nothing to train on")
     agreed = []
     for number, spec in enumerate(tensors):
-        found = {report.shapes[number]: rank for rank, report in enumerate(reports) if report.shapes[number] is not None}
+        found = {
+            report.shapes[number]: rank for rank, report in enumerate(reports) if report.shapes[number] is not None
+        }
         if len(found) > 1:
             seen = ", ".join(f"{shape} on rank {rank}" for shape, rank in found.items())
             raise DataError(f"column {spec.name!r} has rows of different shapes: {seen}; pad or cut them to one length")

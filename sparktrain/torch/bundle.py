@@ -42,7 +42,7 @@ class Bundle:
 
     def tensor_bytes(self) -> bytes:
         """The tensors as a safetensors file."""
-        return save(dict(self.tensors))
+        return to_bytes(self.tensors)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,6 +82,11 @@ def load(structure: bytes, tensors: Mapping[str, torch.Tensor], unpickler: Unpic
     reader = (unpickler or _Unpickler)(io.BytesIO(structure))
     reader.persistent_load = _Fill(tensors)  # type: ignore[method-assign]
     return reader.load()
+
+
+def to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Tensors as a safetensors file."""
+    return bytes(save(dict(tensors)))
 
 
 def tensors_from_bytes(data: bytes) -> dict[str, torch.Tensor]:

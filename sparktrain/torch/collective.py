@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from sparktrain.gang.spec import Gang
 
@@ -90,11 +91,9 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
     timeout = timedelta(seconds=gang.collective_timeout_s)
     host, port = gang.endpoint
     if gang.rank == 0:
-        store = dist.TCPStore(
-            host, port, gang.world_size, True, timeout, wait_for_workers=False, master_listen_fd=listen_fd
-        )
+        store = TCPStore(host, port, gang.world_size, True, timeout, wait_for_workers=False, master_listen_fd=listen_fd)
     else:
-        store = dist.TCPStore(host, port, gang.world_size, False, timeout)
+        store = TCPStore(host, port, gang.world_size, False, timeout)
     kind = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     dist.init_process_group(kind, store=store, rank=gang.rank, world_size=gang.world_size, timeout=timeout)
     yield TorchDistributed()

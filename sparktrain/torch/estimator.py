@@ -92,7 +92,10 @@ class HasTorchTraining(KeywordParams):
         by_value=True,
     )
     lrSchedulerInterval = GangParam(
-        "lr_scheduler_interval", "When the scheduler steps: 'epoch' or 'step'.", params.one_of("epoch", "step"), "epoch"
+        "lr_scheduler_interval",
+        "When the scheduler steps: 'epoch' or 'step'.",
+        params.one_of("epoch", "step"),
+        "epoch",
     )
     labelCols = GangParam(
         "label_cols",
@@ -108,7 +111,11 @@ class HasTorchTraining(KeywordParams):
         None,
     )
     sampleWeightCol = GangParam(
-        "sample_weight_col", "Column of row weights, finite and not negative.", params.string, None, aliases=("weight_col",)
+        "sample_weight_col",
+        "Column of row weights, finite and not negative.",
+        params.string,
+        None,
+        aliases=("weight_col",),
     )
     validation = GangParam(
         "validation",

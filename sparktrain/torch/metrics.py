@@ -66,7 +66,7 @@ class EpochMeans:
         flat = torch.cat([self._numerators.cpu(), self._denominators.cpu(), self._sums, rows])
         collective.sum(flat)
         losses, metrics = len(self._numerators), len(self._metrics)
-        numerators, denominators, sums, total = flat.split([losses, losses, metrics, 1])
+        numerators, denominators, sums, total = torch.split(flat, [losses, losses, metrics, 1])
         means = {f"{prefix}loss": _weighted(numerators, denominators, weights)}
         for name, value in zip(self._metrics, sums.tolist(), strict=True):
             means[f"{prefix}{name}"] = value / float(total) if total else float("nan")

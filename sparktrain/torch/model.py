@@ -113,7 +113,9 @@ class TorchModel(GangModel, HasModuleOutputs):
                 raise ParamError(f"prediction_type='regression' needs one value a row; the output has shape {shape}")
             return [prediction]
         if len(shape) > 1:
-            raise ParamError(f"prediction_type='classification' needs outputs (batch, classes); rows have shape {shape}")
+            raise ParamError(
+                f"prediction_type='classification' needs outputs (batch, classes); rows have shape {shape}"
+            )
         return [
             T.StructField(self._value(self.rawPredictionCol), VectorUDT()),
             T.StructField(self._value(self.probabilityCol), VectorUDT()),

@@ -84,7 +84,11 @@ class LossStep(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, criteria: Sequence[Criterion], loss_weights: Sequence[float], counted: Sequence[bool]
+        self,
+        model: nn.Module,
+        criteria: Sequence[Criterion],
+        loss_weights: Sequence[float],
+        counted: Sequence[bool],
     ) -> None:
         super().__init__()
         self.model = model

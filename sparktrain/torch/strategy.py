@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import inspect
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from sparktrain.torch.collective import Collective
+
+# Buffers stay each rank's own between steps; torch 2.13 renamed the argument.
+_DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
+_KEEP_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_ARGUMENTS else "broadcast_buffers": False
+}
 
 
 class Strategy(Protocol):
@@ -32,9 +39,7 @@ class DataParallel:
     def wrap(self, step: nn.Module) -> nn.Module:
         if self._collective.world_size == 1 or not any(p.requires_grad for p in step.parameters()):
             return step
-        return DistributedDataParallel(
-            step, broadcast_buffers=False, find_unused_parameters=self._find_unused_parameters
-        )
+        return DistributedDataParallel(step, find_unused_parameters=self._find_unused_parameters, **_KEEP_BUFFERS)
 
     def end_epoch(self, model: nn.Module, rows: int) -> None:
         """BatchNorm's running statistics become their mean over ranks, weighted by rows; other buffers
@@ -48,7 +53,7 @@ class DataParallel:
             share = rows / max(sum(rows_by_rank), 1)
             flat = torch.cat([buffer.flatten() for buffer in averaged]) * share
             self._collective.sum(flat)
-            for buffer, mean in zip(averaged, flat.split([b.numel() for b in averaged]), strict=True):
+            for buffer, mean in zip(averaged, torch.split(flat, [b.numel() for b in averaged]), strict=True):
                 buffer.copy_(mean.view_as(buffer))
         done = {id(buffer) for buffer in averaged}
         for buffer in model.buffers():

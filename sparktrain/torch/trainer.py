@@ -78,7 +78,7 @@ def _write_result(model: nn.Module, fd: int) -> None:
             seen.add(id(tensor))
             tensors[name] = bundle.plain(tensor)
     with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(bundle.save(tensors))
+        file.write(bundle.to_bytes(tensors))
 
 
 class Trainer:
