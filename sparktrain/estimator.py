@@ -121,7 +121,7 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
 
     @abstractmethod
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> M:
-        """The fitted model."""
+        """The fitted model, with this estimator's values of the Params they share."""
 
     def _fit(self, dataset: DataFrame) -> M:
         spark = session.session_of(dataset)
@@ -137,8 +137,7 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
             progress_label=type(self).__name__ if self._value(self.verbose) else None,
         )
         logger.info("%s trained on %s rows by rank", type(self).__name__, list(outcome.rows))
-        model = self._create_model(outcome, plan)
-        return self._copyValues(model)
+        return self._create_model(outcome, plan)
 
     def _num_proc(self, spark: SparkSession) -> int:
         given = self._value(self.numProc)

@@ -215,7 +215,9 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
         net = bundle.load(packed.structure, trained).eval()
         shapes = next(info["outputs"] for info in outcome.infos if info["outputs"] is not None)
         agreed = outcome.infos[0]["inputs"]
-        return TorchModel(model=net)._fitted(
+        model = self._copyValues(TorchModel())
+        model.setParams(model=net)  # after the copy, which took the untrained model along
+        return model._fitted(
             history=outcome.infos[0]["history"],
             input_shapes=tuple(tuple(shape) for shape in agreed),
             outputs=tuple((dtype, tuple(shape)) for dtype, shape in shapes),

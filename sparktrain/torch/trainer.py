@@ -213,7 +213,7 @@ class Trainer:
         denominators over the gang first.
         """
         world = self._collective.world_size
-        local = self._local_denominators(batch)
+        local = self._local_denominators(batch, global_rows)
         exchanged = [not c.summed and (self._weighted or counted) for c, counted in self._pairs()]
         reduced = self._collective.sum(local.clone()) if any(exchanged) else local
         scales: list[Tensor | float] = []
@@ -227,13 +227,13 @@ class Trainer:
                 scales.append(world / global_rows)
         return local, scales
 
-    def _local_denominators(self, batch: Batch | None) -> Tensor:
+    def _local_denominators(self, batch: Batch | None, global_rows: int) -> Tensor:
         local = torch.zeros(len(self._criteria), dtype=torch.float32, device=self._device)
         if batch is None:
             return local
         for position, (criterion, counted) in enumerate(self._pairs()):
             if criterion.summed:
-                local[position] = 1.0 if self._collective.rank == 0 else 0.0  # history: mean of the steps' sums
+                local[position] = batch.rows / global_rows  # one a step: history has the mean of the steps' sums
             elif counted:
                 rows = criterion.denominators(batch.targets[position])
                 local[position] = (rows if batch.weight is None else rows * batch.weight).sum()
@@ -255,12 +255,13 @@ class Trainer:
     def _evaluate(self) -> EpochMeans:
         means = EpochMeans(len(self._criteria), self._metrics)
         size = self._spec.batch_size
+        global_batch = size * self._collective.world_size
         self._model.eval()
         with torch.no_grad():
             for start in range(0, len(self._val_rows), size):
                 batch = self._feed.batch(self._val_rows[start : start + size])
                 outputs, targets, numerators = self._step.evaluate(batch)
-                means.add_loss(torch.stack(numerators), self._local_denominators(batch))
+                means.add_loss(torch.stack(numerators), self._local_denominators(batch, global_batch))
                 means.add_metrics(outputs, targets, batch.rows)
         return means
 
