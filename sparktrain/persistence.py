@@ -16,11 +16,19 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Self
 
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
 from pyspark.sql import SparkSession
 
 from sparktrain import filesystem
@@ -41,14 +49,51 @@ class SavedObjects:
     extra: Mapping[str, Any]
 
 
-class Saveable(Protocol):
-    """What the writer and the reader ask of an estimator or model."""
+Unpickler = Callable[[io.BytesIO], pickle.Unpickler]
 
-    uid: str
 
-    def _saved_objects(self) -> SavedObjects: ...
+class Saveable(MLWritable, MLReadable[Any]):
+    """Gives an estimator or model ``write``, ``save``, ``read`` and ``load``."""
 
-    def _restore_objects(self, saved: SavedObjects, unpickler: Callable[[io.BytesIO], pickle.Unpickler]) -> None: ...
+    @abstractmethod
+    def _saved_objects(self) -> SavedObjects:
+        """What is saved beside the Params."""
+
+    @abstractmethod
+    def _restore_objects(self, saved: SavedObjects, unpickler: Unpickler) -> None:
+        """Take up what was saved; pickles are read with `unpickler`."""
+
+    def write(self) -> MLWriter:
+        """A writer: ``instance.write().overwrite().save(path)``. ``save(path)`` alone never replaces."""
+        return Writer(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """A reader for ``read().load(path)``; `load` is the same."""
+        return Reader(cls)
+
+    @classmethod
+    def load(cls, path: str, *, trust: bool = False, allow: tuple[str, ...] = ()) -> Self:
+        """Load what `write` saved.
+
+        Parameters
+        ----------
+        path : str
+            A path without a scheme means Spark's default file system (on Spark Connect, the server's).
+        trust : bool, default False
+            Run any code that the file holds: needed where a class or function was stored by value (it was
+            defined in ``__main__`` or a notebook). As a Spark setting: ``spark.sparktrain.trust=true``.
+        allow : tuple of str
+            Packages whose classes the file may use beside torch's own, such as that of your model. As a
+            Spark setting: ``spark.sparktrain.allow=package,other``.
+
+        Raises
+        ------
+        PersistenceError
+            Where the file asks for code that was not allowed, or holds another kind of object.
+        """
+        loaded: Self = Reader(cls, trust=trust, allow=allow).load(path)
+        return loaded
 
 
 class Writer(MLWriter):
@@ -128,7 +173,7 @@ class Reader(MLReader[Any]):
             raise PersistenceError(f"{path} needs a module that is not installed here: {error.name}") from error
         return instance
 
-    def _unpickler(self, spark: SparkSession) -> Callable[[io.BytesIO], pickle.Unpickler]:
+    def _unpickler(self, spark: SparkSession) -> Unpickler:
         trusted = self._trust or (setting(spark, TRUST) or "").lower() == "true"
         named = [name.strip() for name in (setting(spark, ALLOW) or "").split(",") if name.strip()]
         allow = (*self._allow, *named)

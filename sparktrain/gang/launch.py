@@ -134,13 +134,19 @@ def launch(
     except Exception as error:
         report = find_report(str(error))
         if report is None:
-            raise GangError(f"the gang's Spark job failed or was cancelled: {error}") from error
+            raise GangError(f"the gang's Spark job failed or was cancelled: {_without_stack(error)}") from error
         raise report.to_error() from None
     finally:
         bar.close()
         if listener:
             listener.close()
     return _outcome(rows, spec.num_proc)
+
+
+def _without_stack(error: Exception) -> str:
+    """Spark's message without the JVM's stack, which stays in the exception's cause."""
+    lines = [line for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "..."))]
+    return "\n".join(lines[:8])
 
 
 def _listener(spark: SparkSession, bar: ProgressBar) -> ProgressListener | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.ml.util import MLReader, MLWriter
 from pyspark.sql.types import StructType
 from torch import nn
 from torch.optim import Optimizer
@@ -131,7 +130,7 @@ class HasTorchTraining(KeywordParams):
     )
 
 
-class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, HasTorchTraining):
+class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, HasTorchTraining, persistence.Saveable):
     """Trains a PyTorch model on a DataFrame, by a gang of processes on Spark's executors.
 
     One step of N ranks equals one step of one process on the N ranks' rows together, for losses that
@@ -224,25 +223,6 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             labels=tuple(self._value(self.labelCols)),
         )
 
-    def write(self) -> MLWriter:
-        """A writer: ``estimator.write().overwrite().save(path)``; a fit's settings and objects, without data."""
-        return persistence.Writer(self)
-
-    def save(self, path: str) -> None:
-        """Save to `path`, which must not exist yet."""
-        self.write().save(path)
-
-    @classmethod
-    def read(cls) -> MLReader[Any]:
-        return persistence.Reader(cls)
-
-    @classmethod
-    def load(cls, path: str, *, trust: bool = False, allow: tuple[str, ...] = ()) -> TorchEstimator:
-        """Load a saved estimator; see `TorchModel.load` for `trust` and `allow`."""
-        loaded = persistence.Reader(cls, trust=trust, allow=allow).load(path)
-        assert isinstance(loaded, TorchEstimator)
-        return loaded
-
     def _saved_objects(self) -> persistence.SavedObjects:
         values = {
             param.name: self.getOrDefault(param)
@@ -252,7 +232,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
         packed = bundle.dump(values, values.get("model"))
         return persistence.SavedObjects(packed.structure, packed.tensor_bytes(), {})
 
-    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: Any) -> None:
+    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: persistence.Unpickler) -> None:
         values = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
         for name, value in values.items():
             self._set(**{name: value})

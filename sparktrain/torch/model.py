@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark.ml.linalg import VectorUDT
-from pyspark.ml.util import MLReader, MLWriter
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from torch import nn
@@ -53,7 +52,7 @@ class HasModuleOutputs(KeywordParams):
     )
 
 
-class TorchModel(GangModel, HasModuleOutputs):
+class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
     """A PyTorch model that appends its predictions to a DataFrame.
 
     Attributes
@@ -145,41 +144,6 @@ class TorchModel(GangModel, HasModuleOutputs):
             output_shapes=tuple(shape for _, shape in self._outputs),
         )
 
-    def write(self) -> MLWriter:
-        """A writer: ``model.write().overwrite().save(path)``."""
-        return persistence.Writer(self)
-
-    def save(self, path: str) -> None:
-        """Save to `path`, which must not exist yet: metadata, architecture and ``model.safetensors``."""
-        self.write().save(path)
-
-    @classmethod
-    def read(cls) -> MLReader[Any]:
-        return persistence.Reader(cls)
-
-    @classmethod
-    def load(cls, path: str, *, trust: bool = False, allow: tuple[str, ...] = ()) -> TorchModel:
-        """Load a saved model.
-
-        Parameters
-        ----------
-        path : str
-        trust : bool, default False
-            Run any code that the file holds: needed where the model's class was stored by value (it was
-            defined in ``__main__`` or a notebook). In Spark's settings: ``spark.sparktrain.trust=true``.
-        allow : tuple of str
-            Packages whose classes the architecture may use beside torch's own, such as that of your
-            model. In Spark's settings: ``spark.sparktrain.allow=package,other``.
-
-        Raises
-        ------
-        PersistenceError
-            Where the architecture asks for code that was not allowed, or `path` holds something else.
-        """
-        loaded = persistence.Reader(cls, trust=trust, allow=allow).load(path)
-        assert isinstance(loaded, TorchModel)
-        return loaded
-
     def copy(self, extra: Any = None) -> TorchModel:
         """A copy with other Params; the module itself is shared."""
         copied: TorchModel = super().copy(extra)
@@ -196,7 +160,7 @@ class TorchModel(GangModel, HasModuleOutputs):
         }
         return persistence.SavedObjects(packed.structure, packed.tensor_bytes(), fitted)
 
-    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: Any) -> None:
+    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: persistence.Unpickler) -> None:
         net = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
         self._set(model=net.eval())
         self._fitted(

@@ -1,0 +1,51 @@
+"""What a gang could leave behind: worker processes, their open files and their ports."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+from tests.conftest import TEST_ID
+
+
+def workers() -> list[psutil.Process]:
+    """Worker processes and guards that these tests started, zombies aside."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get(TEST_ID) == os.environ[TEST_ID]
+            if mine and "sparktrain.gang.worker" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def held() -> set[str]:
+    """Unlinked files and listening ports held by any process of these tests."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TEST_ID) != os.environ[TEST_ID]:
+                continue
+            directory = f"/proc/{process.pid}/fd"
+            links = [os.readlink(f"{directory}/{fd}") for fd in os.listdir(directory)]
+            found |= {f"{process.pid} {link}" for link in links if link.endswith("(deleted)")}
+            ports = [c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+            found |= {f"{process.pid} port {port}" for port in ports}
+        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll a condition until it holds; False where it does not within the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
