@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sparktrain.errors import GangError, NotEnoughSlots
+from sparktrain.errors import DataError, GangError, NotEnoughSlots
 from sparktrain.gang.events import ProgressBar, ProgressListener
 from sparktrain.gang.failure import find_report
 from sparktrain.gang.spec import GangSpec
@@ -25,6 +25,7 @@ from sparktrain.session import (
     session_of,
     setting,
 )
+from sparktrain.shards.spool import NO_ROWS
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.5
@@ -162,6 +163,8 @@ def _listener(spark: SparkSession, bar: ProgressBar) -> ProgressListener | None:
 
 
 def _outcome(rows: list[Any], num_proc: int) -> GangOutcome:
+    if not rows:  # adaptive execution starts no task at all where it finds the input empty
+        raise DataError(NO_ROWS)
     outcomes = {row["rank"]: json.loads(bytes(row["data"])) for row in rows if row["kind"] == "outcome"}
     if sorted(outcomes) != list(range(num_proc)):
         raise GangError(f"expected the outcome of {num_proc} ranks, got it of ranks {sorted(outcomes)}")

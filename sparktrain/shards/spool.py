@@ -23,6 +23,8 @@ from sparktrain.shards.arrow import Array, Faults
 from sparktrain.shards.assemble import assemble
 from sparktrain.shards.tensors import TensorSpec
 
+NO_ROWS = "the DataFrame has no rows: nothing to train on"
+
 
 @dataclass(frozen=True)
 class SpoolReport:
@@ -135,7 +137,7 @@ def agree_on_shapes(tensors: Sequence[TensorSpec], reports: Sequence[SpoolReport
         Where there are no rows at all, or ranks found different shapes.
     """
     if not sum(report.rows for report in reports):
-        raise DataError("the DataFrame has no rows: nothing to train on")
+        raise DataError(NO_ROWS)
     agreed = []
     for number, spec in enumerate(tensors):
         found = {

@@ -1,0 +1,73 @@
+"""The road on Spark Connect, in a process of its own: ``python -m tests.integration.connect_session DIR``."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from torch import nn
+
+from sparktrain.errors import DataError, NotEnoughSlots, RankFailed
+from sparktrain.torch import TorchEstimator, TorchModel
+from tests.integration.nets import Faulty
+
+
+def expect(kind: type[Exception], text: str, estimator: TorchEstimator, df: object) -> None:
+    try:
+        estimator.fit(df)
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def main(directory: str) -> None:
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    x = (F.col("id") / 500 - 1).cast("float").alias("x")
+    df = spark.range(1000).select("id", x, (F.col("id") >= 500).cast("int").alias("label"))
+
+    net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 2))
+    estimator = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.Adam(net.parameters(), lr=0.05),
+        loss=nn.CrossEntropyLoss(),
+        feature_cols=["x"],
+        label_cols=["label"],
+        num_proc=2,
+        batch_size=50,
+        epochs=3,
+        prediction_type="classification",
+    )
+    model = estimator.fit(df)
+    predictions = model.transform(df)
+    accuracy = MulticlassClassificationEvaluator(labelCol="label", metricName="accuracy").evaluate(predictions)
+    assert accuracy > 0.95, accuracy
+
+    path = f"{directory}/model"
+    model.save(path)
+    model.write().overwrite().save(path)
+    loaded = TorchModel.load(path)
+    again = loaded.transform(df).orderBy("id").collect()
+    assert again == predictions.orderBy("id").collect()
+    assert loaded.history == model.history
+
+    large = nn.Sequential(nn.Linear(1, 600_000), nn.Linear(600_000, 2))  # over what rides in a closure
+    estimator.copy({estimator.model: large, estimator.optimizer: torch.optim.SGD}).setEpochs(1).fit(df)
+
+    faulty = Faulty("raise")
+    broken = estimator.copy(
+        {estimator.model: faulty, estimator.optimizer: torch.optim.SGD, estimator.loss: nn.MSELoss()}
+    )
+    expect(RankFailed, "Traceback of rank 1:\nTraceback (most recent call last):", broken, df)
+    expect(NotEnoughSlots, "num_proc=3, but the cluster runs 2 tasks", estimator.copy().setNumProc(3), df)
+    nulls = df.withColumn("x", F.when(F.col("id") > 3, F.col("x")))
+    expect(DataError, "null rows", estimator, nulls)
+    spark.stop()
+    print("connect: all passed")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,22 @@
+"""Spark Connect: a session without `sparkContext`, in its own process since it can't share one with a classic session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(200)
+def test_fit_transform_save_load_and_errors(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.integration.connect_session", str(tmp_path)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "connect: all passed" in done.stdout
