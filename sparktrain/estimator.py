@@ -44,7 +44,8 @@ class HasGang(KeywordParams):
     )
     launchTimeoutS = GangParam(
         "launch_timeout_s",
-        "Seconds to wait for executors that are still registering.",
+        "Seconds to wait for executors that are still registering, and for a launched gang's ranks to start while "
+        "Spark runs no task at all.",
         params.number(above=0),
         300.0,
     )

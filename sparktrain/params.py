@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -194,8 +195,8 @@ def number(above: float = float("-inf"), *, at_least: float = float("-inf")) -> 
     def convert(value: Any) -> float:
         if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
             raise ValueError(f"a number {bound}")
-        if not (float(value) > above and float(value) >= at_least):
-            raise ValueError(f"a number {bound}")
+        if not (float(value) > above and float(value) >= at_least and math.isfinite(value)):
+            raise ValueError(f"a number {bound}, and finite")
         return float(value)
 
     return convert

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ class RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         package = module.partition(".")[0]
         if any(module == allowed or module.startswith(f"{allowed}.") for allowed in self._allow):
-            return super().find_class(module, name)
+            return _defined_in(module, name, self._allow)
         if _admitted(module, name):
             return super().find_class(module, name)
         if package in ("cloudpickle", "pyspark") or module == "types":
@@ -204,6 +205,11 @@ class RestrictedUnpickler(pickle.Unpickler):
                 "the saved architecture holds code by value: a class or function from __main__ or a notebook. "
                 f"If you trust this file, load(path, trust=True) or set {TRUST}=true; better, define the class "
                 "in a module"
+            )
+        if package in sys.stdlib_module_names:
+            raise PersistenceError(
+                f"the saved architecture uses {module}.{name}, which is no part of a model; load(path, trust=True) "
+                "would run it: do that only if you know this file"
             )
         raise PersistenceError(
             f"the saved architecture uses {module}.{name}, which loading does not admit by itself. If you trust "
@@ -228,28 +234,53 @@ _CONTAINERS = {
     "functools": {"partial"},
     "torch": {"Size", "device", "dtype", "Tensor"},
     "numpy": {"dtype", "ndarray"},
+    "numpy.core.numeric": {"_frombuffer"},
+    "numpy._core.numeric": {"_frombuffer"},
     "numpy.core.multiarray": {"_reconstruct", "scalar"},
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "torch.serialization": {"_get_layout"},
     "copyreg": {"_reconstructor"},
     "sparktrain.torch.trainer": {"TrainObjects"},
 }
 _FUNCTIONS = ("torch.nn.functional", "torch._C._nn")
-_CLASSES = ("torch.nn.", "torch.optim.")
+_CLASSES = ("torch.nn.", "torch.optim.", "torch.optim")
 
 
 def _admitted(module: str, name: str) -> bool:
     """Containers, torch's functional operations, and torch's own modules, optimizers and schedulers."""
     if name in _CONTAINERS.get(module, ()):
         return True
+    if module == "torch._utils" and name.startswith("torch."):
+        return _is_constant(name.removeprefix("torch."))
     if "." in name:
         return False
     if module in _FUNCTIONS:
         return callable(getattr(importlib.import_module(module), name, None)) and not name.startswith("_")
-    if module == "torch" and name in ("relu", "tanh", "sigmoid", "softmax"):
-        return True
+    if module == "torch":
+        return name in ("relu", "tanh", "sigmoid", "softmax") or _is_constant(name)
     if not module.startswith(_CLASSES):
         return False
     return _is_building_block(getattr(importlib.import_module(module), name, None))
+
+
+def _defined_in(module: str, name: str, packages: tuple[str, ...]) -> Any:
+    """A class or function of an allowed package; not what its modules have imported from others."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+        home = getattr(found, "__module__", None)
+        if not isinstance(home, str) or not any(home == one or home.startswith(f"{one}.") for one in packages):
+            raise PersistenceError(
+                f"the saved architecture uses {module}.{name}, which is not defined in the allowed {list(packages)}"
+            )
+    return found
+
+
+def _is_constant(name: str) -> bool:
+    """A dtype, memory format or layout; torch pickles some of them as ``torch._utils`` + ``torch.name``."""
+    import torch
+
+    return isinstance(getattr(torch, name, None), (torch.dtype, torch.memory_format, torch.layout))
 
 
 def _is_building_block(found: Any) -> bool:

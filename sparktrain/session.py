@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.util import inheritable_thread_target
 
 logger = logging.getLogger(__name__)
 
@@ -35,68 +34,61 @@ def setting(spark: SparkSession, key: str) -> str | None:
     return str(value) if value is not None else None
 
 
-@contextlib.contextmanager
-def ended_with_caller(spark: SparkSession) -> Iterator[None]:
-    """Jobs started inside are cancelled when the block is left by an exception, Ctrl-C included."""
-    tag = f"sparktrain-{uuid.uuid4().hex}"
-    owner: Any = spark if hasattr(spark, "addTag") else _TagsOfContext(spark)
-    owner.addTag(tag)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(Exception):
-            owner.interruptTag(tag)
-        raise
-    finally:
-        owner.removeTag(tag)
+def job_tags(spark: SparkSession) -> Any:
+    """What has ``addTag`` and ``interruptTag``: the session, on pyspark 3.5 classic a stand-in for its context."""
+    return spark if hasattr(spark, "addTag") else _TagsOfContext(spark)
 
 
 class _TagsOfContext:
-    """pyspark 3.5 classic has job tags on the context only."""
-
     def __init__(self, spark: SparkSession) -> None:
         context = spark.sparkContext
         self.addTag = context.addJobTag
-        self.removeTag = context.removeJobTag
         self.interruptTag = context.cancelJobsWithTag
+
+
+def in_inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> Callable[[], None]:
+    """`target` for a new thread whose jobs belong to the calling thread's job group and tags."""
+    if is_connect(spark) or _spark_4():
+        wrapped: Callable[[], None] = inheritable_thread_target(spark)(target)
+        return wrapped
+    inherited: Callable[[], None] = inheritable_thread_target(target)
+    return inherited
 
 
 def ship_file(spark: SparkSession, path: str) -> None:
     """Send a driver-side file to every executor once; tasks find it with ``SparkFiles.get(basename)``."""
-    if hasattr(spark, "addArtifact") and (is_connect(spark) or _has_classic_artifacts()):
+    if hasattr(spark, "addArtifact") and (is_connect(spark) or _spark_4()):
         spark.addArtifact(path, file=True)
     else:
         spark.sparkContext.addFile(path)
 
 
-def _has_classic_artifacts() -> bool:
+def _spark_4() -> bool:
     return int(pyspark.__version__.split(".")[0]) >= 4
 
 
-def local_slots(master: str) -> int | None:
-    """Task slots that a master URL promises by itself: ``local[…]`` and ``local-cluster[…]``; else None.
-
-    Cores are counted; divide by ``spark.task.cpus``.
-    """
+def local_slots(master: str, task_cpus: int = 1) -> int | None:
+    """Task slots that a master URL promises by itself: ``local[…]`` and ``local-cluster[…]``; else None."""
     if master == "local":
-        return 1
+        return 1 // task_cpus
     match = re.fullmatch(r"local\[(\d+|\*)(?:\s*,\s*\d+)?\]", master)
     if match:
-        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1])
+        return ((os.cpu_count() or 1) if match[1] == "*" else int(match[1])) // task_cpus
     match = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master)
-    return int(match[1]) * int(match[2]) if match else None
+    return int(match[1]) * (int(match[2]) // task_cpus) if match else None
 
 
 def promised_slots(spark: SparkSession) -> int | None:
     """Slots that the settings promise: by master URL, or executors times their cores; None: they don't say."""
     task_cpus = int(setting(spark, "spark.task.cpus") or 1)
-    cores = local_slots(setting(spark, "spark.master") or "")
-    if cores is None:
+    master = setting(spark, "spark.master") or ""
+    slots = local_slots(master, task_cpus)
+    if slots is None:
         executors, each = setting(spark, "spark.executor.instances"), setting(spark, "spark.executor.cores")
         if not executors or not each:
             return None
         return int(executors) * (int(each) // task_cpus)
-    return cores // task_cpus
+    return slots
 
 
 def registered_slots(spark: SparkSession) -> int | None:

@@ -1,22 +1,22 @@
 """Events from the gang to the driver: rank 0's task sends, the driver shows a progress bar.
 
-A convenience on classic sessions only: whatever goes wrong here never stops a fit. The connection is
-authenticated both ways by a random key of the run (`multiprocessing.connection`'s HMAC challenge); the
-messages are JSON, of limited size.
+A convenience on classic sessions only: whatever goes wrong here never stops a fit. An event is a line
+of JSON, of limited size, behind its HMAC-SHA256 by a random key of the run over its number and text;
+the driver drops a connection at the first line that is not signed so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import logging
 import queue
 import secrets
 import socket
+import socketserver
 import threading
 from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
 from types import TracebackType
 from typing import Any
 
@@ -26,14 +26,13 @@ from sparktrain.gang.spec import ProgressAddress
 
 logger = logging.getLogger(__name__)
 
-MAX_EVENT_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 16
 QUEUE_SIZE = 256
+CONNECT_S = 5.0
 
 
-def _family(host: str, port: int) -> tuple[str, Any]:
-    """``AF_INET`` or ``AF_INET6``, and the address to use, for a host name."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return ("AF_INET6" if family == socket.AF_INET6 else "AF_INET"), address
+def _signed(secret: bytes, number: int, text: bytes) -> bytes:
+    return hmac.new(secret, b"%d:%s" % (number, text), "sha256").hexdigest().encode()
 
 
 class EventRelay:
@@ -41,23 +40,24 @@ class EventRelay:
 
     def __init__(self, target: ProgressAddress | None) -> None:
         self._target = target
-        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE_SIZE)
+        self._events: queue.Queue[bytes | None] = queue.Queue(QUEUE_SIZE)
         self._thread = threading.Thread(target=self._forward, daemon=True, name="sparktrain-events")
 
     def send(self, event: dict[str, Any]) -> None:
         """Never blocks; a full queue drops the event."""
         if self._target is not None:
             with contextlib.suppress(queue.Full):
-                self._events.put_nowait(event)
+                self._events.put_nowait(json.dumps(event, default=str).encode())
 
     def _forward(self) -> None:
         assert self._target is not None
         try:
-            family, address = _family(self._target.host, self._target.port)
-            with Client(address, family=family, authkey=self._target.secret) as connection:
-                while (event := self._events.get()) is not None:
-                    connection.send_bytes(json.dumps(event).encode())
-        except (OSError, EOFError, AuthenticationError) as error:
+            with socket.create_connection((self._target.host, self._target.port), CONNECT_S) as connection:
+                number = 0
+                while (text := self._events.get()) is not None:
+                    connection.sendall(_signed(self._target.secret, number, text) + b" " + text + b"\n")
+                    number += 1
+        except OSError as error:
             logger.warning("no live progress: the driver at %s can't be reached: %s", self._target.host, error)
 
     def __enter__(self) -> EventRelay:
@@ -74,8 +74,45 @@ class EventRelay:
             self._thread.join(1.0)
 
 
+class _Lines(socketserver.StreamRequestHandler):
+    """One connection: signed lines to `on_event`, until it closes or sends another line."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        number = 0
+        while line := self.rfile.readline(MAX_LINE_BYTES):
+            signature, _, text = line.rstrip(b"\n").partition(b" ")
+            if not hmac.compare_digest(signature, _signed(self.server.secret, number, text)):
+                return
+            self.server.on_event(json.loads(text))
+            number += 1
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, secret: bytes, on_event: Callable[[dict[str, Any]], None]) -> None:
+        self.address_family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        self.secret, self.on_event = secret, on_event
+        self.open: set[socket.socket] = set()
+        super().__init__(address, _Lines)  # type: ignore[arg-type]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a progress connection ended", exc_info=True)
+
+
 class ProgressListener:
-    """The driver's end: one authenticated connection, each event to `on_event`, until closed.
+    """The driver's end: calls `on_event` for each event that carries the run's signature, until closed.
 
     Parameters
     ----------
@@ -84,44 +121,25 @@ class ProgressListener:
     bind : str
         The one address to listen on; most often the same.
     on_event : callable
-        Called in the listener's thread.
+        Called in a thread of the listener.
     """
 
     def __init__(self, host: str, bind: str, on_event: Callable[[dict[str, Any]], None]) -> None:
         secret = secrets.token_bytes(32)
-        family, address = _family(bind, 0)
-        self._listener = Listener(address, family=family, authkey=secret)
-        self._bound = (bind, self._listener.address[1])
-        self.address = ProgressAddress(host, self._bound[1], secret)
-        self._on_event = on_event
-        self._closed = threading.Event()
-        self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="sparktrain-progress")
+        self._server = _Server(bind, secret, on_event)
+        self.address = ProgressAddress(host, self._server.server_address[1], secret)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), daemon=True, name="sparktrain-progress"
+        )
         self._thread.start()
 
-    def _serve(self) -> None:
-        while not self._closed.is_set():
-            try:
-                self._connection = self._listener.accept()
-            except AuthenticationError:
-                continue  # a stranger; the gang's task may still come
-            except (OSError, EOFError):
-                if self._closed.is_set():
-                    return
-                continue
-            with contextlib.suppress(OSError, EOFError, ValueError), self._connection as connection:
-                while not self._closed.is_set():
-                    self._on_event(json.loads(connection.recv_bytes(MAX_EVENT_BYTES)))
-
     def close(self) -> None:
-        """Close the port and end the thread."""
-        self._closed.set()
-        family, address = _family(*self._bound)
-        with contextlib.suppress(OSError), socket.socket(getattr(socket, family)) as knock:
-            knock.settimeout(1.0)
-            knock.connect(address)  # wakes accept()
-        with contextlib.suppress(OSError):
-            self._listener.close()
+        """Close the port and all connections."""
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in list(self._server.open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(2.0)
 
 

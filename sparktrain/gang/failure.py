@@ -47,6 +47,8 @@ class RankReport:
     traceback : str
     log_tail : str
         Last lines of the worker's output.
+    own : bool
+        Whether the exception is one of `sparktrain.errors`.
     """
 
     rank: int
@@ -57,17 +59,18 @@ class RankReport:
     message: str
     traceback: str = ""
     log_tail: str = ""
+    own: bool = False
 
     def __str__(self) -> str:
         packed = base64.urlsafe_b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
-        return f"{self.headline()}\n{self.traceback}\n[sparktrain-report {packed}]"
+        return f"{self.headline()}\n[sparktrain-report {packed}]\n{self.traceback}"
 
     def headline(self) -> str:
         return f"rank {self.rank} of {self.world_size} on {self.host}: {self.error_type}: {self.message}"
 
     def to_error(self) -> SparktrainError:
         """The exception for the user: sparktrain's own errors as they were raised, others as `RankFailed`."""
-        own = getattr(errors, self.error_type, None)
+        own = getattr(errors, self.error_type, None) if self.own else None
         if isinstance(own, type) and issubclass(own, SparktrainError) and own is not RankFailed:
             error = own(self.message)
             assert isinstance(error, SparktrainError)

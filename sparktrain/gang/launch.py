@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from sparktrain.errors import DataError, GangError, NotEnoughSlots
 from sparktrain.gang.events import ProgressBar, ProgressListener
 from sparktrain.gang.failure import find_report
+from sparktrain.gang.job import run_job
 from sparktrain.gang.spec import GangSpec
 from sparktrain.gang.task import ROW_DDL, run_task
 from sparktrain.session import (
-    ended_with_caller,
     is_connect,
     promised_slots,
     registered_slots,
@@ -67,7 +67,7 @@ def check_slots(
 
     Raises
     ------
-    NotEnoughSlots
+    GangTimeout, NotEnoughSlots
         Names both numbers.
     """
     deadline = time.monotonic() + timeout_s
@@ -130,8 +130,14 @@ def launch(
     if listener:
         spec = replace(spec, progress=listener.address)
     try:
-        with ended_with_caller(spark):
-            rows = shards.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect()
+        rows = run_job(
+            spark,
+            shards.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect,
+            launch_timeout_s=launch_timeout_s,
+            waiting_for=_waiting_for(spec.num_proc, partitioned),
+        )
+    except GangError:
+        raise
     except Exception as error:
         report = find_report(str(error))
         if report is None:
@@ -142,6 +148,12 @@ def launch(
         if listener:
             listener.close()
     return _outcome(rows, spec.num_proc)
+
+
+def _waiting_for(num_proc: int, partitioned: bool) -> str:
+    if partitioned:
+        return f"a slot for each partition of the DataFrame (partitioned=True): more than num_proc={num_proc}?"
+    return f"{num_proc} free slots at the same time (num_proc): other jobs may hold them, or executors were lost"
 
 
 def _without_stack(error: Exception) -> str:

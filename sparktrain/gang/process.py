@@ -94,7 +94,8 @@ class WorkerProcess:
         ReportedFailure
             The worker raised, or its process ended.
         """
-        self._control.send(job)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died meanwhile; told below
+            self._control.send(job)
         while True:
             if not wait([self._control], TICK_S):
                 self._check_parent()
@@ -112,7 +113,7 @@ class WorkerProcess:
         if event["kind"] == "failed":
             self._log_reader.join(0.2)  # lines on their way
             raise ReportedFailure(
-                self._report(event["cause"], event["error_type"], event["message"], event["traceback"])
+                self._report(event["cause"], event["error_type"], event["message"], event["traceback"], event["own"])
             )
         return event
 
@@ -129,10 +130,12 @@ class WorkerProcess:
             how = f"ended with exit status {code}"
         return self._report("lost", "WorkerLost", f"the worker process {how}", "")
 
-    def _report(self, cause: Any, error_type: str, message: str, traceback: str) -> RankReport:
+    def _report(self, cause: Any, error_type: str, message: str, traceback: str, own: bool = False) -> RankReport:
         rank = self._barrier.rank
         host = self._barrier.hosts[rank]
-        return RankReport(rank, len(self._barrier.hosts), host, cause, error_type, message, traceback, self._log_tail())
+        return RankReport(
+            rank, len(self._barrier.hosts), host, cause, error_type, message, traceback, self._log_tail(), own
+        )
 
     def _check_parent(self) -> None:
         """Spark's daemon (or JVM) that started this task is gone: nobody is left to work for."""
@@ -141,7 +144,7 @@ class WorkerProcess:
             os._exit(1)
 
     def _read_log(self, pipe: IO[bytes]) -> None:
-        with contextlib.suppress(ValueError, OSError):
+        with pipe, contextlib.suppress(ValueError, OSError):
             for line in pipe:
                 text = line.decode(errors="replace")
                 self._log.append(text)

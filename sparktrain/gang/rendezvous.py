@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
 
@@ -74,16 +75,22 @@ def meet(barrier: BarrierView, card: Card, timeout_s: float, collective_timeout_
     GangError
         Where some ranks compute on a GPU and others don't.
     """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="sparktrain-rendezvous")
+    gathered: Future[Sequence[str]] = Future()
+
+    def gather() -> None:
+        try:
+            gathered.set_result(barrier.all_gather(json.dumps(asdict(card))))
+        except BaseException as error:
+            gathered.set_exception(error)
+
+    threading.Thread(target=gather, daemon=True, name="sparktrain-rendezvous").start()
     try:
-        texts = pool.submit(barrier.all_gather, json.dumps(asdict(card))).result(timeout_s)
+        texts = gathered.result(timeout_s)
     except FutureTimeout:
         raise GangTimeout(
             f"rank {barrier.rank} waited {timeout_s:g} s for all {len(barrier.hosts)} ranks to spool their shards "
             "and meet; raise rendezvous_timeout_s if shards are that large or uneven"
         ) from None
-    finally:
-        pool.shutdown(wait=False)
     cards = [_card(text) for text in texts]
     devices = {one.device: rank for rank, one in enumerate(cards)}
     if len(devices) > 1:

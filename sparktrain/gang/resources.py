@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+SPARK_SECRETS = ("PYTHON_WORKER_FACTORY", "_SPARK_AUTH_SECRET", "SPARK_AUTH_SOCKET")
+
 
 def visible_devices(assigned: Sequence[str], inherited: str | None) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` for a worker whose task was assigned GPU addresses by Spark.
@@ -39,7 +41,7 @@ def worker_environment(
     environment: Mapping[str, str], *, gpus: Sequence[str], task_cpus: int, python_path: str
 ) -> dict[str, str]:
     """The worker's environment: the task's own, with cores, GPUs and import path, without Spark's secrets."""
-    env = {key: value for key, value in environment.items() if not key.startswith("PYTHON_WORKER_FACTORY")}
+    env = {key: value for key, value in environment.items() if not key.startswith(SPARK_SECRETS)}
     env["OMP_NUM_THREADS"] = worker_threads(task_cpus, environment.get("OMP_NUM_THREADS"))
     env["PYTHONPATH"] = python_path
     env["PYTHONUNBUFFERED"] = "1"

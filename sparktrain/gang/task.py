@@ -143,4 +143,5 @@ def _own_report(barrier: BarrierView, error: Exception) -> RankReport:
         type(error).__name__,
         str(error),
         frames,
+        own=isinstance(error, SparktrainError),
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from sparktrain.errors import SparktrainError
 from sparktrain.gang import guard
 from sparktrain.gang.spec import Gang, WorkerJob
 
@@ -64,7 +65,7 @@ def main() -> None:
         job: WorkerJob = control.recv()
         emit({"kind": "done", "info": _run(job, emit)})
     except EOFError:
-        raise SystemExit(1) from None
+        raise
     except BaseException as error:
         emit(_failure(error))
     if control.poll(LINGER_S):
@@ -88,13 +89,22 @@ def _failure(error: BaseException) -> Event:
         "kind": "failed",
         "cause": "peer" if is_peer_loss(error) else "error",
         "error_type": type(error).__name__,
+        "own": isinstance(error, SparktrainError),
         "message": str(error),
         "traceback": "".join(frames.format()),
     }
+
+
+def _end(status: int) -> None:
+    """End without running destructors: those of frameworks' communicators may wait for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
     try:
         main()
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the task is gone; the guard does the rest
-        os._exit(1)
+        _end(1)
+    _end(0)

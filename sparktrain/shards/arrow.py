@@ -73,16 +73,21 @@ def _lists(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
     while _is_list(array.type):
         lengths = np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False))
         size = int(lengths[0]) if len(lengths) else 0
-        ragged = int(np.count_nonzero(lengths != size))
-        if ragged:
-            faults.add(column.name, RAGGED, ragged)
+        if (lengths != size).any():
+            faults.add(column.name, RAGGED, _rows_with(lengths != size, shape[0]))
             return None
         array = array.flatten()
         if array.null_count:
-            faults.add(column.name, NULL_ELEMENT, min(array.null_count, shape[0]))
+            nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
+            faults.add(column.name, NULL_ELEMENT, _rows_with(nulls, shape[0]))
             return None
         shape.append(size)
     return _numbers(array).reshape(shape)
+
+
+def _rows_with(faulty: Array, rows: int) -> int:
+    """How many rows have a faulty element; rows are of one length down to this level."""
+    return int(np.count_nonzero(faulty.reshape(rows, -1).any(axis=1)))
 
 
 def _vectors(column: ColumnSpec, array: pa.StructArray, faults: Faults) -> Array | None:
@@ -102,11 +107,11 @@ def _vectors(column: ColumnSpec, array: pa.StructArray, faults: Faults) -> Array
     out = np.zeros((len(array), width), dtype=numbers.dtype)
     row_of_value = np.repeat(np.arange(len(array)), lengths)
     is_dense = dense[row_of_value]
-    out[dense] = numbers[is_dense].reshape(-1, width)
+    out[dense] = numbers[is_dense].reshape(int(np.count_nonzero(dense)), width)
     positions = _numbers(indices.flatten())
     outside = (positions < 0) | (positions >= width)
     if outside.any():
-        faults.add(column.name, SPARSE_INDEX, int(np.count_nonzero(outside)))
+        faults.add(column.name, SPARSE_INDEX, len(np.unique(row_of_value[~is_dense][outside])))
         return None
     out[row_of_value[~is_dense], positions] = numbers[~is_dense]
     return out
@@ -114,6 +119,8 @@ def _vectors(column: ColumnSpec, array: pa.StructArray, faults: Faults) -> Array
 
 def _bytes(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
     dtype = np.dtype(column.storage_dtype)
+    if pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
     lengths = np.asarray(pc.binary_length(array).to_numpy(zero_copy_only=False))
     size = int(lengths[0]) if len(lengths) else 0
     ragged = int(np.count_nonzero(lengths != size))

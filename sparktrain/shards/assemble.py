@@ -37,7 +37,8 @@ def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> A
         rows = present[0]
     else:
         rows = np.concatenate([flat_rows(values).astype(spec.dtype, copy=False) for values in present], axis=1)
-    _check_values(spec, rows, faults)
+    if not _check_values(spec, rows, faults):
+        return None
     return _shaped(spec, rows).astype(spec.dtype, copy=False)
 
 
@@ -53,19 +54,20 @@ def _shaped(spec: TensorSpec, rows: Array) -> Array:
     )
 
 
-def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> None:
-    """Labels and weights must be numbers that a loss can use."""
-    if spec.role not in ("label", "weight") or rows.dtype.kind != "f":
-        return
+def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> bool:
+    """Labels and weights must be numbers that a loss can use; False where some are not."""
+    if spec.role not in ("label", "weight") or rows.dtype.kind not in "fi":
+        return True
     nan = np.isnan(rows)
-    per_row = flat_rows(nan).any(axis=1)
-    faults.add(spec.name, "rows that are NaN", int(np.count_nonzero(per_row)))
-    if spec.integral and not nan.any():
-        broken = flat_rows(rows != np.floor(rows)).any(axis=1)
-        faults.add(
-            spec.name,
-            "rows that are not whole numbers, where this loss takes class ids",
-            int(np.count_nonzero(broken)),
-        )
-    if spec.role == "weight" and not nan.any():
-        faults.add(spec.name, "weights below 0 or infinite", int(np.count_nonzero((rows < 0) | np.isinf(rows))))
+    checks = {"rows that are NaN": nan}
+    if spec.role == "weight":
+        checks["weights below 0 or infinite"] = (rows < 0) | np.isinf(rows)
+    if spec.integral:
+        with np.errstate(invalid="ignore"):
+            checks["rows that are not whole numbers, where this loss takes class ids"] = ~nan & (
+                np.isinf(rows) | (rows != np.floor(rows))
+            )
+    counts = {what: int(np.count_nonzero(flat_rows(found).any(axis=1))) for what, found in checks.items()}
+    for what, count in counts.items():
+        faults.add(spec.name, what, count)
+    return not any(counts.values())

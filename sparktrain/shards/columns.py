@@ -96,15 +96,15 @@ class ColumnPlanner:
                 f"feature_cols: binary column {name!r} needs its dtype and shape declared, for example "
                 f"feature_dtypes={{{name!r}: 'uint8'}}, feature_shapes={{{name!r}: (1, 28, 28)}}"
             )
-        elem = self._element(name)
-        default = "int64" if isinstance(elem, T.IntegralType) else "float32"
+        default = "int64" if isinstance(self._element(name), T.IntegralType) else "float32"
+        dtype = dtypes.get(name, default)
         shape = shapes.get(name)
-        scalar = () if default == "int64" and column.kind == "number" else (1,)
+        scalar = () if np.dtype(dtype).kind in "iu" else (1,)
         return TensorSpec(
             name,
             "input",
             (column,),
-            dtypes.get(name, default),
+            dtype,
             shape if shape is not None else (scalar if column.kind == "number" else None),
             declared=shape is not None,
         )

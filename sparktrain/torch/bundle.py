@@ -21,7 +21,7 @@ from torch import nn
 
 from sparktrain.errors import ParamError
 
-EXTRA = "extra."
+EXTRA = ".extra."  # no state_dict name begins with a dot
 Unpickler = Callable[[io.BytesIO], pickle.Unpickler]
 
 
@@ -65,7 +65,7 @@ def dump(objects: Any, model: nn.Module | None = None) -> Bundle:
     pickler = _Pickler(names)
     try:
         pickler.dump(objects)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
         raise ParamError(
             f"the model, optimizer, loss, metrics or scheduler can't be pickled to travel to the executors: {error}"
         ) from error

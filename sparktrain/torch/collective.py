@@ -76,7 +76,11 @@ class TorchDistributed:
 
 @contextlib.contextmanager
 def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
-    """Join the gang's process group, and leave it together with all ranks.
+    """Join the gang's process group for the life of this process; leave the block together with all ranks.
+
+    The group is not destroyed: its destructor joins gloo's threads while it holds the GIL, and a thread
+    that is just releasing a tensor waits for the GIL for ever (seen with torch 2.13, once in some twenty
+    fits). The process ends by `os._exit`, which runs no destructors.
 
     Parameters
     ----------
@@ -97,5 +101,4 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
     kind = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     dist.init_process_group(kind, store=store, rank=gang.rank, world_size=gang.world_size, timeout=timeout)
     yield TorchDistributed()
-    dist.barrier()  # rank 0 holds the store: it leaves last
-    dist.destroy_process_group()
+    dist.barrier()  # rank 0 holds the store, so nobody goes before all are done with it

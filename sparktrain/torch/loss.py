@@ -72,7 +72,7 @@ class Criterion:
         if self.by_row:
             self.function = copy.copy(loss)
             self.function.reduction = "none"  # type: ignore[attr-defined]
-        self._same_shape = isinstance(loss, _SAME_SHAPE_MODULES)
+        self._same_shape = isinstance(loss, _SAME_SHAPE_MODULES) or loss in _FLOAT_FUNCTIONS
         self._classes = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
 
     @property
@@ -100,7 +100,7 @@ class Criterion:
             target = target.squeeze(1)
         if self._same_shape and output.shape != target.shape:
             raise ColumnError(
-                f"{type(self.function).__name__} compares equal shapes, but the model's output has shape "
+                f"{_name(self.function)} compares equal shapes, but the model's output has shape "
                 f"{_batch_shape(output)} and the label {_batch_shape(target)}"
             )
         if self._classes and not target.is_floating_point() and target.ndim == 2 and target.shape[1] == 1:
@@ -182,6 +182,10 @@ def as_outputs(result: Any, labels: int) -> list[Tensor]:
     if labels and len(outputs) != labels:
         raise ParamError(f"model gives {len(outputs)} outputs, but label_cols names {labels} labels")
     return outputs
+
+
+def _name(loss: Any) -> str:
+    return type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", "the loss")
 
 
 def _batch_shape(tensor: Tensor) -> str:

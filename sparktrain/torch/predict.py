@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -120,9 +121,9 @@ def raw_column(output: Tensor, shape: tuple[int, ...]) -> pa.Array:
     column = pa.array(_numpy(output).reshape(-1))
     if shape == (1,):
         return column
-    for size in reversed(shape):
-        offsets = np.arange(0, len(column) + 1, size, dtype=np.int32) if size else np.zeros(len(output) + 1, np.int32)
-        column = pa.ListArray.from_arrays(pa.array(offsets), column)
+    for depth, size in reversed(list(enumerate(shape))):
+        lists = len(output) * prod(shape[:depth])
+        column = pa.ListArray.from_arrays(pa.array(np.arange(lists + 1, dtype=np.int32) * size), column)
     return column
 
 

@@ -7,15 +7,17 @@ the rows each rank brings, down to none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # an optimizer imports it when first made; here that overlaps the spool
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -109,6 +111,7 @@ class Trainer:
         strategy: Strategy | None = None,
     ) -> None:
         self._spec = spec
+        self._shard = shard
         self._metrics = objects.metrics
         self._collective = collective
         self._emit = emit
@@ -197,14 +200,25 @@ class Trainer:
     def _train_step(self, batch: Batch | None, global_rows: int, means: EpochMeans) -> None:
         local, scales = self._denominators(batch, global_rows)
         self._optimizer.zero_grad(set_to_none=True)
-        loss, result = self._wrapped(batch, scales)
-        if loss.requires_grad:
-            loss.backward()
+        with self._columns_named():
+            loss, result = self._wrapped(batch, scales)
+            if loss.requires_grad:
+                loss.backward()
         self._optimizer.step()
         if self._spec.lr_scheduler_interval == "step":
             self._step_scheduler({})
         if batch is not None and result is not None:
             self._record(result, local, batch.rows, means)
+
+    @contextlib.contextmanager
+    def _columns_named(self) -> Iterator[None]:
+        """An error from inside the model or loss also says which columns came in which dtype and shape."""
+        try:
+            yield
+        except Exception as error:
+            inputs, labels = (", ".join(s.describe() for s in self._shard.specs(role)) for role in ("input", "label"))
+            error.add_note(f"model inputs: {inputs}; labels: {labels}")
+            raise
 
     def _denominators(self, batch: Batch | None, global_rows: int) -> tuple[Tensor, Sequence[Tensor | float]]:
         """This rank's denominators, shape (losses,), and what scales each loss's numerator.
@@ -260,7 +274,8 @@ class Trainer:
         with torch.no_grad():
             for start in range(0, len(self._val_rows), size):
                 batch = self._feed.batch(self._val_rows[start : start + size])
-                outputs, targets, numerators = self._step.evaluate(batch)
+                with self._columns_named():
+                    outputs, targets, numerators = self._step.evaluate(batch)
                 means.add_loss(torch.stack(numerators), self._local_denominators(batch, global_batch))
                 means.add_metrics(outputs, targets, batch.rows)
         return means

@@ -1,4 +1,4 @@
-"""Spark Connect: a session without `sparkContext`, in its own process since it can't share one with a classic session."""
+"""Spark Connect: a session without `sparkContext`, in a process of its own, which can have no classic session."""
 
 from __future__ import annotations
 

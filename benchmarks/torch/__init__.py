@@ -1,0 +1,1 @@
+"""PyTorch: `fit` against ``torchrun``, `transform` against pyspark's own ways."""

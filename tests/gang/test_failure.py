@@ -1,0 +1,118 @@
+"""A rank's report through Spark's error text, and which report the user sees."""
+
+import pickle
+
+import pytest
+
+from sparktrain import errors
+from sparktrain.errors import DataError, GangTimeout, RankFailed
+from sparktrain.gang.failure import RankReport, ReportedFailure, find_report, is_peer_loss
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 3, in forward\nValueError: bad shape ☹\n'
+REPORT = RankReport(2, 4, "10.0.0.7", "error", "ValueError", "bad shape ☹", TRACEBACK, "epoch 1\nlast words\n")
+PEER = RankReport(0, 4, "10.0.0.5", "peer", "RuntimeError", "Connection closed by peer [10.0.0.7]:4040", "peer's own")
+
+
+def java_text(*reports: RankReport) -> str:
+    """What the driver sees of a failed barrier stage, shortened."""
+    causes = "".join(
+        f"Lost task {r.rank}.0 in stage 3.0 (TID {r.rank}) (10.0.0.7 executor 1): "
+        f"org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        f'  File "/x/pyspark/worker.py", line 1830, in main\n    process()\n'
+        f"sparktrain.gang.failure.ReportedFailure: {r}\n\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala)\n"
+        "\tat org.apache.spark.sql.execution.python.BasicPythonArrowOutput$$anon$1.read(PythonArrowOutput.scala:117)\n"
+        for r in reports
+    )
+    return f"Job aborted: Could not recover from a failed barrier ResultStage. {causes}\nDriver stacktrace:"
+
+
+def test_a_report_survives_spark_s_error_text() -> None:
+    assert find_report(java_text(REPORT)) == REPORT
+
+
+def test_a_text_without_report() -> None:
+    assert find_report("Job 3 cancelled because SparkContext was shut down") is None
+
+
+@pytest.mark.parametrize("order", [(PEER, REPORT), (REPORT, PEER), (PEER, PEER, REPORT)])
+def test_a_peer_s_end_never_hides_the_cause(order: tuple[RankReport, ...]) -> None:
+    assert find_report(java_text(*order)) == REPORT
+
+
+def test_among_true_causes_the_first_speaks() -> None:
+    lost = RankReport(1, 4, "h", "lost", "WorkerLost", "the worker process was killed by SIGKILL")
+    assert find_report(java_text(lost, REPORT)) == lost
+
+
+def test_a_peer_s_end_is_better_than_nothing() -> None:
+    assert find_report(java_text(PEER)) == PEER
+
+
+def test_a_text_that_was_cut_off() -> None:
+    text = java_text(REPORT)
+    mark = text.index("[sparktrain-report")
+    for end in (mark + 5, mark + 60, text.index("]", mark)):
+        assert find_report(text[:end]) is None
+    damaged = text[: mark + 60] + text[mark + 80 :]
+    assert find_report(damaged) is None
+    assert find_report(damaged + java_text(PEER)) == PEER
+
+
+def test_the_text_can_be_read_without_unpacking() -> None:
+    text = java_text(REPORT)
+    assert "rank 2 of 4 on 10.0.0.7: ValueError: bad shape ☹" in text
+    assert TRACEBACK in text
+
+
+def test_a_reported_failure_pickles() -> None:
+    failure = pickle.loads(pickle.dumps(ReportedFailure(REPORT)))
+    assert isinstance(failure, ReportedFailure)
+    assert find_report(str(failure)) == REPORT
+
+
+def test_the_user_sees_the_rank_s_own_traceback_then_its_log() -> None:
+    error = REPORT.to_error()
+    assert isinstance(error, RankFailed)
+    assert (error.rank, error.traceback, error.log_tail) == (2, TRACEBACK, "epoch 1\nlast words\n")
+    text = str(error)
+    assert text.startswith(
+        "rank 2 of 4 failed on 10.0.0.7: ValueError: bad shape ☹\n\nTraceback of rank 2:\nTraceback ("
+    )
+    assert text.index("in forward") < text.index("Last log lines of rank 2:\nepoch 1\nlast words")
+
+
+def test_what_is_missing_has_no_heading() -> None:
+    error = RankReport(1, 2, "h", "lost", "WorkerLost", "the worker process ended with exit status 3").to_error()
+    assert str(error) == "rank 1 of 2 failed on h: WorkerLost: the worker process ended with exit status 3"
+
+
+@pytest.mark.parametrize("kind", [DataError, GangTimeout, errors.ParamError, errors.ColumnError])
+def test_sparktrain_s_own_errors_stay_what_they_are(kind: type[Exception]) -> None:
+    error = RankReport(0, 2, "h", "error", kind.__name__, "column 'y': 3 null rows", TRACEBACK).to_error()
+    assert type(error) is kind
+    assert str(error) == "column 'y': 3 null rows"
+
+
+@pytest.mark.parametrize("name", ["annotations", "KeyError", "RankFailed", "Exception"])
+def test_every_other_error_is_a_failed_rank(name: str) -> None:
+    assert type(RankReport(0, 2, "h", "error", name, "text").to_error()) is RankFailed
+
+
+class DistBackendError(RuntimeError):
+    """Named as torch's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "peer"),
+    [
+        (DistBackendError("NCCL error"), True),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4040"), True),
+        (ConnectionResetError("[Errno 104] Connection reset by peer"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
+        (ValueError("Connection closed by peer"), False),
+        (KeyError("x"), False),
+    ],
+)
+def test_which_errors_tell_of_a_peer_s_end(error: BaseException, peer: bool) -> None:
+    assert is_peer_loss(error) is peer

@@ -1,0 +1,68 @@
+"""Importing the package is cheap, and what runs in a worker process never needs pyspark."""
+
+import subprocess
+import sys
+
+WORKER_SIDE = (
+    "sparktrain.backends",
+    "sparktrain.backends.native",
+    "sparktrain.errors",
+    "sparktrain.gang.events",
+    "sparktrain.gang.failure",
+    "sparktrain.gang.guard",
+    "sparktrain.gang.process",
+    "sparktrain.gang.rendezvous",
+    "sparktrain.gang.resources",
+    "sparktrain.gang.spec",
+    "sparktrain.gang.task",
+    "sparktrain.gang.worker",
+    "sparktrain.shards.arrow",
+    "sparktrain.shards.assemble",
+    "sparktrain.shards.plan",
+    "sparktrain.shards.reader",
+    "sparktrain.shards.spool",
+    "sparktrain.shards.tensors",
+    "sparktrain.torch.predict",
+    "sparktrain.torch.trainer",
+)
+BLOCK_PYSPARK = "import sys; sys.modules['pyspark'] = None"
+
+
+def run_python(*statements: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(statements)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_packages_imports_no_framework() -> None:
+    loaded = run_python(
+        "import sys, sparktrain, sparktrain.torch",
+        "print(sorted({'torch', 'pyspark', 'pyarrow', 'tensorflow', 'xgboost'} & set(sys.modules)))",
+    )
+    assert loaded == "[]"
+
+
+def test_the_worker_side_imports_without_pyspark() -> None:
+    run_python(BLOCK_PYSPARK, *(f"import {module}" for module in WORKER_SIDE))
+
+
+def test_a_worker_imports_no_framework_before_its_trainer() -> None:
+    loaded = run_python(
+        "import sys, sparktrain.gang.worker, sparktrain.gang.failure, sparktrain.backends.native",
+        "print(sorted({'torch', 'pyspark', 'pyarrow'} & set(sys.modules)))",
+    )
+    assert loaded == "[]"
+
+
+def test_blocking_pyspark_is_noticed() -> None:
+    failed = subprocess.run(
+        [sys.executable, "-c", f"{BLOCK_PYSPARK}\nimport sparktrain.params"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert failed.returncode
+    assert "pyspark" in failed.stderr
