@@ -95,10 +95,10 @@ def _run(
         for batch in batches:
             spool.write(batch)
         report = spool.finish(rank)
-        worker.wait_ready(spec.rendezvous_timeout_s)
         port = listener.getsockname()[1] if listener else 0
         card = Card(address, port, "cuda" if barrier.gpus else "cpu", report)
         gang, cards = rendezvous.meet(barrier, card, spec.rendezvous_timeout_s, spec.collective_timeout_s)
+        worker.wait_ready(spec.rendezvous_timeout_s)  # after the rendezvous, which Spark answers once a second
         job = WorkerJob(
             gang=gang,
             trainer=spec.trainer,

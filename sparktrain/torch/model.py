@@ -144,11 +144,6 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
             output_shapes=tuple(shape for _, shape in self._outputs),
         )
 
-    def copy(self, extra: Any = None) -> TorchModel:
-        """A copy with other Params; the module itself is shared."""
-        copied: TorchModel = super().copy(extra)
-        return copied._fitted(self.history, self._input_shapes, self._outputs, self._labels)
-
     def _saved_objects(self) -> persistence.SavedObjects:
         net = self.getModel()
         packed = bundle.dump(net, net)

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from sklearn.datasets import load_digits
 from torch import nn
 
-from sparktrain.errors import ColumnError, DataError, NotEnoughSlots, ParamError
+from sparktrain.errors import ColumnError, DataError, GangError, GangTimeout, NotEnoughSlots, ParamError, RankFailed
 from sparktrain.torch import TorchEstimator, TorchModel
 from tests.integration.nets import Line, TwoTowers
 
@@ -165,8 +165,11 @@ def test_uneven_and_empty_partitions_as_they_are(spark: SparkSession) -> None:
     for p, q in zip(model.getModel().parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
 
-    with pytest.raises(Exception, match="num_proc=2, but the barrier stage has 3 tasks"):
+    with pytest.raises(GangError, match="num_proc=2, but the barrier stage has 3 tasks"):
         estimator(Line(), partitioned=True).fit(df)
+    more_than_slots = spark.range(0, 8, 1, numPartitions=8).select(F.lit(1.0).alias("x"), F.lit(1.0).alias("y"))
+    with pytest.raises(GangTimeout, match=r"run nothing for 3 s \(launch_timeout_s\) .* partition"):
+        estimator(Line(), partitioned=True, launch_timeout_s=3).fit(more_than_slots)
 
 
 def test_several_inputs_and_labels_with_a_validation_column(spark: SparkSession) -> None:
@@ -240,6 +243,11 @@ def test_transform_keeps_columns_rows_and_metadata_and_is_lazy(line: DataFrame) 
         lazy.collect()
     with pytest.raises(ColumnError, match="already has"):
         model.transform(out)
+
+
+def test_an_error_inside_the_model_names_columns_dtypes_and_shapes(line: DataFrame) -> None:
+    with pytest.raises(RankFailed, match=r"model inputs: x: float32, shape \(batch, 1\); labels: y: float32"):
+        estimator(Line(features=3), feature_cols=["x"]).fit(line)
 
 
 def test_params_maps_and_grids(line: DataFrame) -> None:
