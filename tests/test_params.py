@@ -152,6 +152,7 @@ def test_converters_store(convert: params.Convert, given: Any, stored: Any) -> N
         (params.integer(0), True),
         (params.integer(1), "3"),
         (params.number(above=0), 0),
+        (params.number(above=0), float("inf")),
         (params.number(at_least=0), float("nan")),
         (params.number(at_least=0), "1"),
         (params.number(at_least=0), True),

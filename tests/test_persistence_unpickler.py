@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 
 from sparktrain.errors import PersistenceError
 from sparktrain.persistence import RestrictedUnpickler
@@ -42,9 +43,23 @@ def load(data: bytes, *allow: str) -> Any:
     return RestrictedUnpickler(io.BytesIO(data), allow).load()
 
 
+def by_name(module: str, name: str, *arguments: str) -> bytes:
+    """A pickle that calls what `name` (dots and all) is in `module`."""
+
+    def text(value: str) -> bytes:
+        return b"\x8c" + bytes([len(value)]) + value.encode()
+
+    body = b"".join(text(one) for one in arguments)
+    return b"\x80\x04" + text(module) + text(name) + b"\x93(" + body + b"tR."
+
+
 def trip(objects: Any, *allow: str, model: nn.Module | None = None) -> Any:
     packed = bundle.dump(objects, model)
     return bundle.load(packed.structure, packed.tensors, lambda file: RestrictedUnpickler(file, allow))
+
+
+def is_optimizer(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
 
 
 def from_main(name: str) -> type[nn.Module]:
@@ -77,6 +92,20 @@ def test_optimizers_are_admitted(make: Any) -> None:
     again, optimizer = trip((net, make(net.parameters(), lr=0.25)), model=net)
     assert optimizer.param_groups[0]["params"][0] is again.weight
     assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(torch.optim).values() if is_optimizer(kind)])
+def test_every_optimizer_of_torch_is_admitted(kind: Any) -> None:
+    assert type(trip(kind([nn.Parameter(torch.ones(2, 2))]))) is kind
+
+
+@pytest.mark.parametrize(
+    "value", [torch.float32, torch.channels_last, np.arange(3)], ids=["dtype", "memory format", "ndarray"]
+)
+def test_values_that_modules_often_hold_are_admitted(value: Any) -> None:
+    net = nn.Linear(2, 2)
+    net.value = value
+    assert np.array_equal(trip(net, model=net).value, value)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +143,15 @@ def test_functions_are_refused_before_they_run(
 
 
 def test_os_system_is_refused() -> None:
-    with pytest.raises(PersistenceError, match=r"uses \w+\.system, which loading does not admit"):
+    with pytest.raises(PersistenceError, match=r"uses \w+\.system, which is no part of a model"):
         load(pickle.dumps(Runs(os.system, "exit 1")))
+
+
+@pytest.mark.parametrize("module", ["builtins", "os"])
+def test_no_hint_asks_to_allow_what_can_run_anything(module: str) -> None:
+    with pytest.raises(PersistenceError, match=r"which is no part of a model; load\(path, trust=True\)") as caught:
+        RestrictedUnpickler(io.BytesIO(), ()).find_class(module, "getattr")
+    assert "allow" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -170,3 +206,16 @@ def test_a_user_s_module_is_refused_by_name_and_admitted_when_allowed() -> None:
 def test_a_name_admits_whole_packages_only(allowed: str) -> None:
     with pytest.raises(PersistenceError, match="does not admit"):
         trip(Net(), allowed)
+
+
+@pytest.mark.parametrize("name", ["subprocess.os.getpid", "os.getpid", "signal.getsignal"])
+def test_an_allowed_package_is_no_way_to_what_it_imports(name: str) -> None:
+    with pytest.raises(PersistenceError, match="not defined in the allowed"):
+        RestrictedUnpickler(io.BytesIO(), ("sparktrain",)).find_class("sparktrain.gang.process", name)
+
+
+def test_an_allowed_package_is_no_way_to_run_a_program(tmp_path: Path) -> None:
+    marker = str(tmp_path / "ran")
+    with pytest.raises(PersistenceError, match="not defined in the allowed"):
+        load(by_name("sparktrain.gang.process", "os.mkdir", marker), "sparktrain")
+    assert not os.path.exists(marker)

@@ -27,6 +27,7 @@ from sparktrain.gang.spec import ProgressAddress
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1 << 16
+MAX_EVENT_BYTES = MAX_LINE_BYTES - 128  # less the signature
 QUEUE_SIZE = 256
 CONNECT_S = 5.0
 
@@ -44,10 +45,12 @@ class EventRelay:
         self._thread = threading.Thread(target=self._forward, daemon=True, name="sparktrain-events")
 
     def send(self, event: dict[str, Any]) -> None:
-        """Never blocks; a full queue drops the event."""
+        """Never blocks or raises: an event too large, or no JSON, or that finds the queue full is dropped."""
         if self._target is not None:
-            with contextlib.suppress(queue.Full):
-                self._events.put_nowait(json.dumps(event, default=str).encode())
+            with contextlib.suppress(queue.Full, TypeError, ValueError):
+                text = json.dumps(event, default=str).encode()
+                if len(text) <= MAX_EVENT_BYTES:
+                    self._events.put_nowait(text)
 
     def _forward(self) -> None:
         assert self._target is not None
@@ -69,7 +72,9 @@ class EventRelay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._target is not None:
-            with contextlib.suppress(queue.Full):
+            with contextlib.suppress(queue.Full, queue.Empty):
+                if self._events.full():  # nothing drains it: make room for the end
+                    self._events.get_nowait()
                 self._events.put_nowait(None)
             self._thread.join(1.0)
 

@@ -75,13 +75,16 @@ class _Job:
         self._collect = collect
         self._tag = f"sparktrain-{uuid.uuid4().hex}"
         self._tags = job_tags(spark)
-        target = in_inheriting_thread(spark, self._run)
-        threading.Thread(target=target, daemon=True, name="sparktrain-job").start()
+        inheriting = in_inheriting_thread(spark, self._collect_tagged)
+        threading.Thread(target=self._run, args=(inheriting,), daemon=True, name="sparktrain-job").start()
 
-    def _run(self) -> None:
+    def _collect_tagged(self) -> None:
+        self._tags.addTag(self._tag)
+        self.rows = self._collect()
+
+    def _run(self, inheriting: Callable[[], None]) -> None:
         try:
-            self._tags.addTag(self._tag)
-            self.rows = self._collect()
+            inheriting()
         except BaseException as error:
             self.error = error
         finally:

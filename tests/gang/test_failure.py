@@ -59,6 +59,12 @@ def test_a_text_that_was_cut_off() -> None:
     assert find_report(damaged + java_text(PEER)) == PEER
 
 
+def test_a_server_that_cuts_the_end_off_takes_the_traceback_not_the_report() -> None:
+    report = RankReport(0, 1, "h", "error", "ValueError", "short", "line of a traceback\n" * 200)
+    text = str(report)
+    assert find_report(text[: len(text) // 2]) == report
+
+
 def test_the_text_can_be_read_without_unpacking() -> None:
     text = java_text(REPORT)
     assert "rank 2 of 4 on 10.0.0.7: ValueError: bad shape ☹" in text
@@ -89,14 +95,23 @@ def test_what_is_missing_has_no_heading() -> None:
 
 @pytest.mark.parametrize("kind", [DataError, GangTimeout, errors.ParamError, errors.ColumnError])
 def test_sparktrain_s_own_errors_stay_what_they_are(kind: type[Exception]) -> None:
-    error = RankReport(0, 2, "h", "error", kind.__name__, "column 'y': 3 null rows", TRACEBACK).to_error()
+    report = RankReport(0, 2, "h", "error", kind.__name__, "column 'y': 3 null rows", TRACEBACK, own=True)
+    error = report.to_error()
     assert type(error) is kind
     assert str(error) == "column 'y': 3 null rows"
+    assert find_report(java_text(report)) == report
 
 
+def test_a_namesake_of_sparktrain_s_own_is_a_failed_rank_with_its_traceback() -> None:
+    error = RankReport(0, 2, "h", "error", "DataError", "no numeric types", TRACEBACK).to_error()
+    assert type(error) is RankFailed
+    assert error.traceback == TRACEBACK
+
+
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("name", ["annotations", "KeyError", "RankFailed", "Exception"])
-def test_every_other_error_is_a_failed_rank(name: str) -> None:
-    assert type(RankReport(0, 2, "h", "error", name, "text").to_error()) is RankFailed
+def test_every_other_error_is_a_failed_rank(name: str, own: bool) -> None:
+    assert type(RankReport(0, 2, "h", "error", name, "text", own=own).to_error()) is RankFailed
 
 
 class DistBackendError(RuntimeError):

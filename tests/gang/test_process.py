@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sparktrain.errors import GangTimeout
+from sparktrain.errors import DataError, GangTimeout, RankFailed
 from sparktrain.gang.failure import RankReport, ReportedFailure, find_report
 from sparktrain.gang.process import WorkerProcess
 from tests.gang import tiny_trainer
@@ -112,6 +112,15 @@ def test_an_exception_brings_its_traceback_and_the_log_s_tail(worker: WorkerProc
 def test_an_own_error_stays_one(worker: WorkerProcess, result_fd: int) -> None:
     report = failure_of(worker, "fail_with_own_error", result_fd)
     assert (report.cause, report.error_type, report.message) == ("error", "DataError", "column 'y': 3 null rows")
+    assert type(report.to_error()) is DataError
+
+
+def test_a_user_s_error_of_the_same_name_is_a_failed_rank(worker: WorkerProcess, result_fd: int) -> None:
+    report = failure_of(worker, "fail_with_a_namesake", result_fd)
+    assert (report.error_type, report.own) == ("DataError", False)
+    error = report.to_error()
+    assert type(error) is RankFailed
+    assert "in fail_with_a_namesake" in error.traceback
 
 
 def test_a_peer_s_end_is_told_apart(worker: WorkerProcess, result_fd: int) -> None:
@@ -124,6 +133,14 @@ def test_a_worker_that_was_killed_is_lost_and_names_the_signal(worker: WorkerPro
     assert "was killed by SIGKILL" in report.message
     assert "out-of-memory killer" in report.message
     assert report.log_tail == "shooting\n"
+
+
+def test_a_worker_that_died_before_its_job_is_lost(worker: WorkerProcess, result_fd: int) -> None:
+    os.kill(worker.pid, signal.SIGKILL)
+    worker._process.wait(WAIT_S)
+    report = failure_of(worker, "finish", result_fd)
+    assert report.cause == "lost"
+    assert "was killed by SIGKILL" in report.message
 
 
 def test_a_worker_that_exits_tells_its_status(worker: WorkerProcess, result_fd: int) -> None:
@@ -197,6 +214,8 @@ def test_descriptors_are_closed(result_fd: int) -> None:
     with WorkerProcess(VIEW, tiny_trainer.__name__, [result_fd]) as worker:
         worker.wait_ready(WAIT_S)
         worker.run(job_of("finish", result_fd, greeting=""), lambda event: None)
+    assert worker._process.stdout is not None
+    assert worker._process.stdout.closed
     assert tiny_trainer.open_inodes() <= before
 
 

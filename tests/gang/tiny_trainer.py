@@ -53,6 +53,11 @@ def fail_with_own_error(context: WorkerContext) -> None:
     raise DataError("column 'y': 3 null rows")
 
 
+def fail_with_a_namesake(context: WorkerContext) -> None:
+    """Its exception is called like one of sparktrain's, as `pandas.errors.DataError` is."""
+    raise type("DataError", (Exception,), {"__module__": "pandas.errors"})("no numeric types to aggregate")
+
+
 def lose_a_peer(context: WorkerContext) -> None:
     raise RuntimeError("Connection closed by peer [10.0.0.7]:4040")
 

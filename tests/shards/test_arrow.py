@@ -37,6 +37,7 @@ VECTORS = [
     ("sparse", [sparse(3, i1=1), sparse(3), sparse(3, i0=2, i2=3)], [[0, 1, 0], [0, 0, 0], [2, 0, 3]]),
     ("mixed", [sparse(2, i1=7), dense(1, 2), sparse(2)], [[0, 7], [1, 2], [0, 0]]),
     ("mixed, dense first", [dense(1, 2), sparse(2, i0=4), dense(5, 6)], [[1, 2], [4, 0], [5, 6]]),
+    ("sparse of size zero", [sparse(0), sparse(0)], [[], []]),
 ]
 
 
@@ -150,8 +151,9 @@ def test_ragged_rows_are_counted(kind: Kind, array: pa.Array, storage_dtype: str
     assert faults_of(kind, array, storage_dtype).startswith("column 'x': 2 rows of a length other than the first")
 
 
-def test_a_ragged_inner_list_is_a_fault() -> None:
-    assert "of a length other than" in faults_of("list", pa.array([[[1, 2], [3, 4]], [[5, 6], [7]]]))
+def test_ragged_inner_lists_are_counted_by_row() -> None:
+    array = pa.array([[[1], [3, 4], [5, 6], [1, 2]], [[1], [2], [3], [4]]])
+    assert faults_of("list", array).startswith("column 'x': 1 rows of a length other than")
 
 
 def test_bytes_that_do_not_divide_into_the_dtype() -> None:
@@ -161,6 +163,11 @@ def test_bytes_that_do_not_divide_into_the_dtype() -> None:
 @pytest.mark.parametrize("index", ["i2", "i9"])
 def test_a_sparse_index_outside_of_its_size(index: str) -> None:
     assert "index outside their size" in faults_of("vector", vectors(sparse(2), sparse(2, **{index: 1})))
+
+
+def test_sparse_indices_are_counted_by_vector() -> None:
+    array = vectors(sparse(2, i3=1, i4=1, i5=1), dense(0, 1), sparse(2))
+    assert faults_of("vector", array).startswith("column 'x': 1 sparse vectors with an index outside")
 
 
 def test_faults_add_up_by_column_and_kind() -> None:

@@ -118,6 +118,12 @@ def test_class_ids_must_be_whole_numbers() -> None:
     assert not faults_of(spec, [0.0, -1.0, 2.0])
 
 
+def test_class_ids_that_no_integer_can_hold_are_counted_without_a_cast_warning() -> None:
+    spec = spec_of("number", role="label", dtype="int64", shape=(), integral=True)
+    assert faults_of(spec, [0.0, float("nan")]) == "column 'a': 1 rows that are NaN"
+    assert faults_of(spec, [0.0, float("inf")]).startswith("column 'a': 1 rows that are not whole numbers")
+
+
 def test_fractions_are_fine_for_floating_labels() -> None:
     np.testing.assert_array_equal(rows_of(spec_of("number", role="label", shape=()), [0.5, 1.0]), [0.5, 1.0])
 
@@ -125,6 +131,7 @@ def test_fractions_are_fine_for_floating_labels() -> None:
 def test_weights_are_finite_and_not_negative() -> None:
     spec = spec_of("number", role="weight", shape=())
     assert faults_of(spec, [-1.0, 0.0, 2.0, float("inf"), -0.5]) == "column 'a': 3 weights below 0 or infinite"
+    assert faults_of(spec, [-1, 2, -3]) == "column 'a': 2 weights below 0 or infinite"
     assert faults_of(spec, [float("nan"), 1.0]) == "column 'a': 1 rows that are NaN"
     np.testing.assert_array_equal(rows_of(spec, [0.0, 2.0]), [0, 2])
     np.testing.assert_array_equal(rows_of(spec, [0, 2]), [0, 2])

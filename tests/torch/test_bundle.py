@@ -131,6 +131,13 @@ def test_tensors_outside_of_the_model_travel_too() -> None:
     assert centre.requires_grad
 
 
+def test_a_module_called_extra_does_not_clash_with_other_tensors() -> None:
+    net = nn.ModuleDict({"extra": nn.ParameterList([nn.Parameter(torch.zeros(2))])})
+    again, other = trip((net, torch.ones(2)), net)
+    assert other.tolist() == [1, 1]
+    assert again["extra"][0].tolist() == [0, 0]
+
+
 def test_one_tensor_seen_twice_is_one_tensor() -> None:
     tensor = torch.zeros(2)
     one, other = trip([tensor, {"same": tensor}])
@@ -169,4 +176,10 @@ def test_what_can_not_be_pickled() -> None:
     net = nn.Linear(2, 1)
     net.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(ParamError, match=r"can't be pickled to travel to the executors: .*lock"):
+        bundle.dump(net, net)
+
+
+def test_parametrized_modules_can_not_be_pickled() -> None:
+    net = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    with pytest.raises(ParamError, match="can't be pickled"):
         bundle.dump(net, net)

@@ -241,7 +241,19 @@ def test_align_class_ids(output: Shape, target: Shape, aligned: Shape) -> None:
     assert criterion.numerators(reals(*output), found, summed_elements=False).shape == (B,)
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.L1Loss(), nn.BCEWithLogitsLoss(), nn.HuberLoss()])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.MSELoss(),
+        nn.L1Loss(),
+        nn.BCEWithLogitsLoss(),
+        nn.HuberLoss(),
+        F.mse_loss,
+        F.l1_loss,
+        F.smooth_l1_loss,
+        F.huber_loss,
+    ],
+)
 @pytest.mark.parametrize(
     ("output", "target", "shapes"),
     [
@@ -251,8 +263,9 @@ def test_align_class_ids(output: Shape, target: Shape, aligned: Shape) -> None:
         ((B,), (B, C), r"\(batch,\) and the label \(batch, 3\)"),
     ],
 )
-def test_shapes_that_would_broadcast(loss: nn.Module, output: Shape, target: Shape, shapes: str) -> None:
-    with pytest.raises(ColumnError, match=f"{type(loss).__name__} compares equal shapes, .* has shape {shapes}"):
+def test_shapes_that_would_broadcast(loss: Any, output: Shape, target: Shape, shapes: str) -> None:
+    name = type(loss).__name__ if isinstance(loss, nn.Module) else loss.__name__
+    with pytest.raises(ColumnError, match=f"{name} compares equal shapes, .* has shape {shapes}"):
         Criterion(loss).align(reals(*output), reals(*target))
 
 
