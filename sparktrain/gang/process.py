@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from sparktrain.errors import GangTimeout
-from sparktrain.gang.failure import RankReport, ReportedFailure
+from sparktrain.gang.failure import Cause, RankReport, ReportedFailure
 from sparktrain.gang.rendezvous import BarrierView
 from sparktrain.gang.resources import worker_environment
 from sparktrain.gang.spec import WorkerJob
@@ -24,6 +24,7 @@ from sparktrain.gang.spec import WorkerJob
 LOG_LINES = 50
 TICK_S = 1.0
 EXIT_S = 5.0
+REPORT_S = 3.0
 
 
 class WorkerProcess:
@@ -122,15 +123,18 @@ class WorkerProcess:
             self._process.wait(EXIT_S)
         self._log_reader.join(1.0)
         code = self._process.returncode
+        cause: Cause = "lost"
         if code is not None and code < 0:
+            if -code == signal.SIGABRT:
+                cause = "peer"  # how gloo's threads end a process whose peer has gone; if not, it is told all the same
             how = f"was killed by {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 how += " (if nobody did: the out-of-memory killer; lower batch_size or give executors more memory)"
         else:
             how = f"ended with exit status {code}"
-        return self._report("lost", "WorkerLost", f"the worker process {how}", "")
+        return self._report(cause, "WorkerLost", f"the worker process {how}", "")
 
-    def _report(self, cause: Any, error_type: str, message: str, traceback: str, own: bool = False) -> RankReport:
+    def _report(self, cause: Cause, error_type: str, message: str, traceback: str, own: bool = False) -> RankReport:
         rank = self._barrier.rank
         host = self._barrier.hosts[rank]
         return RankReport(
@@ -170,4 +174,15 @@ class WorkerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """After a failure the worker, and so its connections, outlives this task's report by a little.
+
+        Its peers would else meet a closed connection, and could report that before this rank's own error
+        has reached Spark. Spark's Python worker exits after the report, which ends this one too; the timer
+        is for callers that live on.
+        """
+        if error is None:
+            self.close()
+            return
+        later = threading.Timer(REPORT_S, self.close)
+        later.daemon = True
+        later.start()

@@ -19,7 +19,7 @@ from tests.integration.nets import Faulty
 def expect(kind: type[Exception], text: str, estimator: TorchEstimator, df: object) -> None:
     with pytest.raises(kind) as caught:
         estimator.fit(df)
-    assert text in str(caught.value)
+    assert text in str(caught.value), str(caught.value)
 
 
 def main(directory: str) -> None:
