@@ -69,7 +69,7 @@ class HasTraining(KeywordParams):
 
     batchSize = GangParam(
         "batch_size",
-        "Rows each rank brings to a step; the global batch is num_proc * batch_size.",
+        "Rows in each rank's batch; the global batch of a step is num_proc * batch_size.",
         params.integer(1),
         32,
     )

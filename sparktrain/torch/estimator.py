@@ -122,6 +122,19 @@ class HasTorchTraining(KeywordParams):
         params.fraction_or_column,
         None,
     )
+    gradientAccumulationSteps = GangParam(
+        "gradient_accumulation_steps",
+        "Batches of each rank that add up to one optimizer step: the global batch is num_proc * batch_size * this, "
+        "in the memory of one batch.",
+        params.integer(1),
+        1,
+    )
+    maxGradNorm = GangParam(
+        "max_grad_norm",
+        "Clip the norm of the whole global gradient, as torch.nn.utils.clip_grad_norm_ does. None: no clipping.",
+        params.number(above=0),
+        None,
+    )
     findUnusedParameters = GangParam(
         "find_unused_parameters",
         "As in torch's DistributedDataParallel: True where a forward pass does not use every parameter.",
@@ -189,6 +202,8 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
         validation = self._value(self.validation)
         spec = TrainSpec(
             batch_size=self._value(self.batchSize),
+            gradient_accumulation_steps=self._value(self.gradientAccumulationSteps),
+            max_grad_norm=self._value(self.maxGradNorm),
             epochs=self._value(self.epochs),
             seed=self._value(self.seed),
             shuffle=self._value(self.shuffle),

@@ -15,7 +15,11 @@ class TrainSpec:
     Parameters
     ----------
     batch_size : int
-        Rows a rank brings to a step; the global batch is ``num_proc * batch_size``.
+        Rows in a rank's forward pass.
+    gradient_accumulation_steps : int
+        Forward passes of a rank in one optimizer step.
+    max_grad_norm : float or None
+        Largest norm of the whole gradient.
     epochs, seed : int
     shuffle : bool
         Permute each shard anew every epoch; False keeps key order.
@@ -30,6 +34,8 @@ class TrainSpec:
     """
 
     batch_size: int
+    gradient_accumulation_steps: int
+    max_grad_norm: float | None
     epochs: int
     seed: int
     shuffle: bool
@@ -37,3 +43,8 @@ class TrainSpec:
     loss_weights: tuple[float, ...]
     lr_scheduler_interval: Interval
     find_unused_parameters: bool
+
+    @property
+    def step_rows(self) -> int:
+        """Rows a rank brings to one optimizer step; the global batch is num_proc times that."""
+        return self.batch_size * self.gradient_accumulation_steps

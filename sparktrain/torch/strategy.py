@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +26,9 @@ class Strategy(Protocol):
     def wrap(self, step: nn.Module) -> nn.Module:
         """The module to call instead of `step`: its backward leaves every rank the mean gradient."""
 
+    def local_gradients(self, wrapped: nn.Module) -> AbstractContextManager[object]:
+        """Inside, backward adds to this rank's own gradients; the next one outside exchanges them all."""
+
     def end_epoch(self, model: nn.Module, rows: int) -> None:
         """Make every rank's model the same; `rows` is what this rank trained on in the epoch."""
 
@@ -40,6 +44,12 @@ class DataParallel:
         if self._collective.world_size == 1 or not any(p.requires_grad for p in step.parameters()):
             return step
         return DistributedDataParallel(step, find_unused_parameters=self._find_unused_parameters, **_KEEP_BUFFERS)
+
+    def local_gradients(self, wrapped: nn.Module) -> AbstractContextManager[object]:
+        if isinstance(wrapped, DistributedDataParallel):
+            context: AbstractContextManager[object] = wrapped.no_sync()
+            return context
+        return nullcontext()
 
     def end_epoch(self, model: nn.Module, rows: int) -> None:
         """BatchNorm's running statistics become their mean over ranks, weighted by rows; other buffers

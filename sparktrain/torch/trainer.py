@@ -28,6 +28,7 @@ from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.torch import bundle
 from sparktrain.torch.collective import Collective, join
+from sparktrain.torch.denominators import Denominators
 from sparktrain.torch.loss import Criterion
 from sparktrain.torch.metrics import EpochMeans, MetricFunction
 from sparktrain.torch.spec import TrainSpec
@@ -127,17 +128,18 @@ class Trainer:
         val_rows = sum(collective.gather(len(self._val_rows)))
         self._validates = column is not None or spec.validation is not None
         self._check_split(sum(self._rows_by_rank), val_rows)
-        self._steps = plan.steps_per_epoch(self._rows_by_rank, spec.batch_size)
+        self._steps = plan.steps_per_epoch(self._rows_by_rank, spec.step_rows)
 
         self._model = objects.model.to(device)
         self._feed = Feed(shard, device)
         self._criteria = [Criterion(loss) for loss in objects.losses]
-        self._weighted = shard.weights is not None
-        self._counted = self._counted_denominators()
-        self._step = LossStep(self._model, self._criteria, spec.loss_weights, self._counted).to(device)
+        counted = self._counted_denominators()
+        self._denominators = Denominators(self._criteria, counted, shard.weights is not None, collective, device)
+        self._step = LossStep(self._model, self._criteria, spec.loss_weights, counted).to(device)
         self._strategy = strategy or DataParallel(collective, spec.find_unused_parameters)
         self._wrapped = self._strategy.wrap(self._step)
         self._optimizer: Optimizer = _optimizer(objects.optimizer, self._model)
+        self._trained_parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         self._scheduler = _scheduler(objects.lr_scheduler, self._optimizer)
 
     def _check_split(self, train_rows: int, val_rows: int) -> None:
@@ -190,25 +192,43 @@ class Trainer:
         progress = _Progress(self._emit, epoch, spec, self._steps, active=self._collective.rank == 0)
         self._model.train()
         for step in range(self._steps):
-            global_rows = sum(plan.rows_in_step(self._rows_by_rank, spec.batch_size, step))
-            rows = order[step * spec.batch_size : (step + 1) * spec.batch_size]
-            batch = self._feed.batch(rows) if len(rows) else None
-            self._train_step(batch, global_rows, means)
+            global_rows = sum(plan.rows_in_step(self._rows_by_rank, spec.step_rows, step))
+            rows = order[step * spec.step_rows : (step + 1) * spec.step_rows]
+            self._train_step(self._batches(rows), global_rows, means)
             progress.report(step + 1, global_rows, means)
         return means
 
-    def _train_step(self, batch: Batch | None, global_rows: int, means: EpochMeans) -> None:
-        local, scales = self._denominators(batch, global_rows)
+    def _batches(self, rows: plan.Indices) -> list[Batch]:
+        size = self._spec.batch_size
+        return [self._feed.batch(rows[start : start + size]) for start in range(0, len(rows), size)]
+
+    def _train_step(self, batches: list[Batch], global_rows: int, means: EpochMeans) -> None:
+        """One optimizer step: the gradients of all batches add up, and are exchanged with the last one's.
+
+        Every rank exchanges once, also one that has fewer batches in this step, or none.
+        """
+        shares = [self._denominators.local(batch, global_rows) for batch in batches]
+        scales = self._denominators.scales(shares, global_rows)
         self._optimizer.zero_grad(set_to_none=True)
+        for batch, share in zip(batches[:-1], shares[:-1], strict=True):
+            with self._strategy.local_gradients(self._wrapped):
+                self._backward(batch, share, scales, means)
+        self._backward(batches[-1] if batches else None, shares[-1] if shares else None, scales, means)
+        if self._spec.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._trained_parameters, self._spec.max_grad_norm)
+        self._optimizer.step()
+        if self._spec.lr_scheduler_interval == "step":
+            self._step_scheduler({})
+
+    def _backward(
+        self, batch: Batch | None, share: Tensor | None, scales: Sequence[Tensor | float], means: EpochMeans
+    ) -> None:
         with self._columns_named():
             loss, result = self._wrapped(batch, scales)
             if loss.requires_grad:
                 loss.backward()
-        self._optimizer.step()
-        if self._spec.lr_scheduler_interval == "step":
-            self._step_scheduler({})
-        if batch is not None and result is not None:
-            self._record(result, local, batch.rows, means)
+        if batch is not None and share is not None and result is not None:
+            self._record(result, share, batch.rows, means)
 
     @contextlib.contextmanager
     def _columns_named(self) -> Iterator[None]:
@@ -219,44 +239,6 @@ class Trainer:
             inputs, labels = (", ".join(s.describe() for s in self._shard.specs(role)) for role in ("input", "label"))
             error.add_note(f"model inputs: {inputs}; labels: {labels}")
             raise
-
-    def _denominators(self, batch: Batch | None, global_rows: int) -> tuple[Tensor, Sequence[Tensor | float]]:
-        """This rank's denominators, shape (losses,), and what scales each loss's numerator.
-
-        Plain means need no exchange: the plan knows the rows of every rank. Weighted ones add up their
-        denominators over the gang first.
-        """
-        world = self._collective.world_size
-        local = self._local_denominators(batch, global_rows)
-        exchanged = [not c.summed and (self._weighted or counted) for c, counted in self._pairs()]
-        reduced = self._collective.sum(local.clone()) if any(exchanged) else local
-        scales: list[Tensor | float] = []
-        for position, criterion in enumerate(self._criteria):
-            if criterion.summed:
-                scales.append(float(world))
-            elif exchanged[position]:
-                share = reduced[position]
-                scales.append(torch.where(share > 0, world / share, torch.zeros_like(share)))
-            else:
-                scales.append(world / global_rows)
-        return local, scales
-
-    def _local_denominators(self, batch: Batch | None, global_rows: int) -> Tensor:
-        local = torch.zeros(len(self._criteria), dtype=torch.float32, device=self._device)
-        if batch is None:
-            return local
-        for position, (criterion, counted) in enumerate(self._pairs()):
-            if criterion.summed:
-                local[position] = batch.rows / global_rows  # one a step: history has the mean of the steps' sums
-            elif counted:
-                rows = criterion.denominators(batch.targets[position])
-                local[position] = (rows if batch.weight is None else rows * batch.weight).sum()
-            else:
-                local[position] = batch.rows if batch.weight is None else batch.weight.sum()
-        return local
-
-    def _pairs(self) -> zip[tuple[Criterion, bool]]:
-        return zip(self._criteria, self._counted, strict=True)
 
     def _record(self, result: StepResult, denominators: Tensor, rows: int, means: EpochMeans) -> None:
         means.add_loss(result.numerators, denominators)
@@ -269,14 +251,14 @@ class Trainer:
     def _evaluate(self) -> EpochMeans:
         means = EpochMeans(len(self._criteria), self._metrics)
         size = self._spec.batch_size
-        global_batch = size * self._collective.world_size
+        global_batch = self._spec.step_rows * self._collective.world_size
         self._model.eval()
         with torch.no_grad():
             for start in range(0, len(self._val_rows), size):
                 batch = self._feed.batch(self._val_rows[start : start + size])
                 with self._columns_named():
                     outputs, targets, numerators = self._step.evaluate(batch)
-                means.add_loss(torch.stack(numerators), self._local_denominators(batch, global_batch))
+                means.add_loss(torch.stack(numerators), self._denominators.local(batch, global_batch))
                 means.add_metrics(outputs, targets, batch.rows)
         return means
 

@@ -82,16 +82,25 @@ class Case:
     split: tuple[int, ...]
     batch_size: int
     weighted: bool
+    accumulate: int = 1
+    max_norm: float | None = None
     epochs: int = 3
 
     @property
     def name(self) -> str:
         rows = "/".join(map(str, self.split))
-        return f"{self.problem.name} {rows} batch {self.batch_size}{' weighted' if self.weighted else ''}"
+        more = f" x {self.accumulate}, norm {self.max_norm}" if self.accumulate > 1 else ""
+        return f"{self.problem.name} {rows} batch {self.batch_size}{more}{' weighted' if self.weighted else ''}"
+
+    @property
+    def step_rows(self) -> int:
+        return self.batch_size * self.accumulate
 
     def spec(self) -> TrainSpec:
         return TrainSpec(
             batch_size=self.batch_size,
+            gradient_accumulation_steps=self.accumulate,
+            max_grad_norm=self.max_norm,
             epochs=self.epochs,
             seed=SEED,
             shuffle=True,
@@ -110,6 +119,8 @@ def cases(world_size: int) -> Iterator[Case]:
     for problem, split, size, weighted in itertools.product(PROBLEMS, SPLITS[world_size], BATCH_SIZES, (False, True)):
         if problem.weightable or not weighted:
             yield Case(problem, split, size, weighted)
+            if size == BATCH_SIZES[0]:
+                yield Case(problem, split, size, weighted, accumulate=3, max_norm=0.3)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ def plain_pytorch(case: Case) -> tuple[list[torch.Tensor], list[float]]:
             for shard in shards
         ]
         numerator = denominator = 0.0
-        for start in range(0, max(case.split), case.batch_size):
-            picked = [order[start : start + case.batch_size] for order in orders]
+        for start in range(0, max(case.split), case.step_rows):
+            picked = [order[start : start + case.step_rows] for order in orders]
 
             def batch(name: str, picked: list = picked) -> torch.Tensor:
                 parts = [getattr(shard, name)[rows] for shard, rows in zip(shards, picked, strict=True)]
@@ -70,6 +70,8 @@ def plain_pytorch(case: Case) -> tuple[list[torch.Tensor], list[float]]:
             output = model(batch("features"))
             loss, share = plain_loss(case, output, batch("labels"), batch("weights"))
             loss.backward()
+            if case.max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)
             optimizer.step()
             numerator, denominator = numerator + loss.item() * share, denominator + share
         history.append(numerator / denominator)
@@ -119,4 +121,4 @@ def test_gang_equals_one_process(world: int, tmp_path: Path) -> None:
             torch.testing.assert_close(weight, reference, rtol=0, atol=1e-5, msg=lambda m, c=case: f"{c.name}: {m}")
         assert runs[0]["loss"] == pytest.approx(losses, abs=1e-5), case.name
         checked += 1
-    assert checked == {1: 30, 2: 90, 3: 60}[world]
+    assert checked == {1: 45, 2: 135, 3: 90}[world]
