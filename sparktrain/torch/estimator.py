@@ -135,6 +135,13 @@ class HasTorchTraining(KeywordParams):
         params.number(above=0),
         None,
     )
+    syncBatchnorm = GangParam(
+        "sync_batchnorm",
+        "BatchNorm normalises by the moments of the global batch, on CPU and GPU, which makes it exact. A rank "
+        "that has run out of rows then passes an empty batch, shape (0, …), through the model.",
+        params.boolean,
+        False,
+    )
     findUnusedParameters = GangParam(
         "find_unused_parameters",
         "As in torch's DistributedDataParallel: True where a forward pass does not use every parameter.",
@@ -210,6 +217,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             validation=validation if isinstance(validation, float) else None,
             loss_weights=tuple(weights),
             lr_scheduler_interval=self._value(self.lrSchedulerInterval),
+            sync_batchnorm=self._value(self.syncBatchnorm),
             find_unused_parameters=self._value(self.findUnusedParameters),
         )
         objects = TrainObjects(

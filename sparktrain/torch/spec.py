@@ -29,6 +29,8 @@ class TrainSpec:
         One a label.
     lr_scheduler_interval : str
         ``"epoch"`` or ``"step"``: when the scheduler steps.
+    sync_batchnorm : bool
+        BatchNorm over the global batch.
     find_unused_parameters : bool
         As in `torch.nn.parallel.DistributedDataParallel`.
     """
@@ -42,6 +44,7 @@ class TrainSpec:
     validation: float | None
     loss_weights: tuple[float, ...]
     lr_scheduler_interval: Interval
+    sync_batchnorm: bool
     find_unused_parameters: bool
 
     @property

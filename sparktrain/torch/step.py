@@ -101,10 +101,14 @@ class LossStep(nn.Module):
         """The loss to run backward from: each numerator times its scale and loss weight.
 
         Without rows (None) every parameter still takes part, with a gradient of exactly zero, so that
-        this rank joins the all-reduce while model and BatchNorm statistics stay untouched.
+        this rank joins the all-reduce while model and BatchNorm statistics stay untouched. A batch of
+        0 rows passes through the model as well, for the collectives that are inside it.
         """
-        if batch is None:
-            return torch.stack([p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad]).sum(), None
+        if batch is None or not batch.rows:
+            nothing = [p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad]
+            if batch is not None:
+                nothing += [output.sum() for output in as_outputs(self.model(*batch.inputs), len(batch.targets))]
+            return torch.stack(nothing).sum(), None
         outputs, targets, numerators = self.evaluate(batch)
         parts = zip(numerators, scales, self._loss_weights, strict=True)
         loss = torch.stack([numerator * scale * weight for numerator, scale, weight in parts]).sum()

@@ -27,6 +27,7 @@ from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.torch import bundle
+from sparktrain.torch.batchnorm import synchronise
 from sparktrain.torch.collective import Collective, join
 from sparktrain.torch.denominators import Denominators
 from sparktrain.torch.loss import Criterion
@@ -131,6 +132,8 @@ class Trainer:
         self._steps = plan.steps_per_epoch(self._rows_by_rank, spec.step_rows)
 
         self._model = objects.model.to(device)
+        if spec.sync_batchnorm:
+            self._model = synchronise(self._model, collective, device)
         self._feed = Feed(shard, device)
         self._criteria = [Criterion(loss) for loss in objects.losses]
         counted = self._counted_denominators()
@@ -194,13 +197,17 @@ class Trainer:
         for step in range(self._steps):
             global_rows = sum(plan.rows_in_step(self._rows_by_rank, spec.step_rows, step))
             rows = order[step * spec.step_rows : (step + 1) * spec.step_rows]
-            self._train_step(self._batches(rows), global_rows, means)
+            self._train_step(self._batches(rows, step), global_rows, means)
             progress.report(step + 1, global_rows, means)
         return means
 
-    def _batches(self, rows: plan.Indices) -> list[Batch]:
+    def _batches(self, rows: plan.Indices, step: int) -> list[Batch]:
+        """A step's rows in batches; where the model holds collectives, as many (perhaps empty) as the peers have."""
         size = self._spec.batch_size
-        return [self._feed.batch(rows[start : start + size]) for start in range(0, len(rows), size)]
+        until = len(rows)
+        if self._spec.sync_batchnorm:
+            until = max(plan.rows_in_step(self._rows_by_rank, self._spec.step_rows, step))
+        return [self._feed.batch(rows[start : start + size]) for start in range(0, until, size)]
 
     def _train_step(self, batches: list[Batch], global_rows: int, means: EpochMeans) -> None:
         """One optimizer step: the gradients of all batches add up, and are exchanged with the last one's.

@@ -37,6 +37,7 @@ class Problem:
     labels: str
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     weightable: bool = True
+    batchnorm: bool = False
 
 
 def _row_losses(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -72,6 +73,8 @@ PROBLEMS = [
         "sum", lambda: nn.MSELoss(reduction="sum"), 1, "float", lambda m: torch.optim.SGD(m.parameters(), lr=0.003)
     ),
     Problem("callable_by_row", lambda: _row_losses, 1, "float", _adam),
+    # SGD: the bias before a BatchNorm has no gradient but rounding noise, which Adam would scale up
+    Problem("batchnorm", nn.MSELoss, 1, "float", _two_groups, batchnorm=True),
     Problem("callable_scalar", lambda: _scalar_loss, 1, "float", _adam, weightable=False),
 ]
 
@@ -107,17 +110,30 @@ class Case:
             validation=None,
             loss_weights=(1.0,),
             lr_scheduler_interval="epoch",
+            sync_batchnorm=self.problem.batchnorm,
             find_unused_parameters=False,
         )
 
     def model(self) -> nn.Module:
         torch.manual_seed(3)
+        if self.problem.batchnorm:
+            return nn.Sequential(
+                nn.Linear(FEATURES, 7),
+                nn.BatchNorm1d(7),
+                nn.Tanh(),
+                nn.Linear(7, 7),
+                nn.BatchNorm1d(7),
+                nn.Linear(7, 1),
+            )
         return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, self.problem.outputs))
 
 
 def cases(world_size: int) -> Iterator[Case]:
     for problem, split, size, weighted in itertools.product(PROBLEMS, SPLITS[world_size], BATCH_SIZES, (False, True)):
-        if problem.weightable or not weighted:
+        if problem.batchnorm:  # no global batch of a single row: BatchNorm can't train on that
+            if size == BATCH_SIZES[0]:
+                yield Case(problem, split, 4, weighted)
+        elif problem.weightable or not weighted:
             yield Case(problem, split, size, weighted)
             if size == BATCH_SIZES[0]:
                 yield Case(problem, split, size, weighted, accumulate=3, max_norm=0.3)

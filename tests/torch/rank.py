@@ -19,7 +19,10 @@ def run_case(case: Case, collective: Collective, arrival: int) -> dict[str, obje
     shard = shard_of(case, collective.rank, arrival)
     trainer = Trainer(case.spec(), objects, shard, collective, torch.device("cpu"), lambda event: None)
     history = trainer.fit()
-    return {"weights": [p.detach().clone() for p in model.parameters()], "loss": [entry["loss"] for entry in history]}
+    return {
+        "weights": [t.detach().clone() for t in model.state_dict().values()],
+        "loss": [entry["loss"] for entry in history],
+    }
 
 
 def main() -> None:
