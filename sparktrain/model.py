@@ -56,6 +56,15 @@ class HasColumns(KeywordParams):
         params.mapping(params.shape),
         {},
     )
+    transformBatch = GangParam(
+        "transform_batch",
+        "callable(inputs, labels, training) -> (inputs, labels), on tensors of a batch: scaling, augmentation. Runs "
+        "in training, in validation (training=False) and in transform (labels=None, training=False). A single input "
+        "or label is a tensor, several are a list.",
+        params.function,
+        None,
+        by_value=True,
+    )
     predictionType = GangParam(
         "prediction_type",
         "'raw': each model output as it is, in output_cols. 'regression': a double. 'classification': "

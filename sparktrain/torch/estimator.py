@@ -154,8 +154,8 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
     """Trains a PyTorch model on a DataFrame, by a gang of processes on Spark's executors.
 
     One step of N ranks equals one step of one process on the N ranks' rows together, for losses that
-    are a (weighted) mean or sum over rows. Not exact: BatchNorm statistics (each rank's own in a step,
-    averaged by rows after each epoch) and dropout.
+    are a (weighted) mean or sum over rows. Not exact: dropout, and BatchNorm without ``sync_batchnorm``
+    (each rank's own moments in a step, running statistics averaged by rows after each epoch).
 
     Examples
     --------
@@ -226,6 +226,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             losses=self._loss_list(labels),
             metrics=self._value(self.metrics),
             lr_scheduler=self._value(self.lrScheduler),
+            transform_batch=self._value(self.transformBatch),
         )
         check_bound(objects, spec)
         packed = bundle.dump(objects, objects.model)

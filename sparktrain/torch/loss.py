@@ -80,10 +80,15 @@ class Criterion:
         """``reduction="sum"``: the loss of a step is the plain sum over its rows."""
         return self.reduction == "sum"
 
-    def ignores(self, labels: Tensor) -> bool:
-        """Whether a row of `labels` could count for other than 1 in the denominator."""
-        if not self._classes or labels.is_floating_point() or self.summed:
+    def ignores(self, labels: Tensor, *, any_label: bool = False) -> bool:
+        """Whether a row of `labels` could count for other than 1 in the denominator.
+
+        `any_label`: the labels are not final, they are still transformed batch by batch.
+        """
+        if not self._classes or self.summed:
             return False
+        if any_label or labels.is_floating_point():
+            return any_label
         return self._class_weight() is not None or bool((labels == self._ignore_index()).any())
 
     def align(self, output: Tensor, target: Tensor) -> Tensor:
@@ -109,6 +114,8 @@ class Criterion:
 
     def denominators(self, target: Tensor) -> Tensor:
         """Each row's own denominator, shape (batch,): class weights of labels that aren't ignored."""
+        if target.is_floating_point():  # class probabilities: torch divides by the rows
+            return torch.ones(len(target), device=target.device)
         counted = target != self._ignore_index()
         weight = self._class_weight()
         if weight is None:

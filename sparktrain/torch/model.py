@@ -131,8 +131,7 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
         return list(given)
 
     def _predictor(self, dataset: DataFrame) -> TorchPredictor:
-        net = self.getModel()
-        packed = bundle.dump(net, net)
+        packed = self._packed()
         path = shipping.ship_bytes(session_of(dataset), packed.tensor_bytes())
         return TorchPredictor(
             structure=packed.structure,
@@ -144,9 +143,13 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
             output_shapes=tuple(shape for _, shape in self._outputs),
         )
 
-    def _saved_objects(self) -> persistence.SavedObjects:
+    def _packed(self) -> bundle.Bundle:
+        """What inference needs: the module and its transform_batch."""
         net = self.getModel()
-        packed = bundle.dump(net, net)
+        return bundle.dump((net, self._value(self.transformBatch)), net)
+
+    def _saved_objects(self) -> persistence.SavedObjects:
+        packed = self._packed()
         fitted = {
             "history": self.history,
             "inputShapes": self._input_shapes,
@@ -156,8 +159,8 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
         return persistence.SavedObjects(packed.structure, packed.tensor_bytes(), fitted)
 
     def _restore_objects(self, saved: persistence.SavedObjects, unpickler: persistence.Unpickler) -> None:
-        net = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
-        self._set(model=net.eval())
+        net, transform_batch = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
+        self.setParams(model=net.eval(), transform_batch=transform_batch)
         self._fitted(
             saved.extra["history"],
             tuple(tuple(shape) for shape in saved.extra["inputShapes"]),

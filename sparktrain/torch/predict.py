@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from sparktrain.shards.arrow import Array
 from sparktrain.torch import bundle
 from sparktrain.torch.loss import as_outputs
+from sparktrain.torch.step import TransformBatch, transformed
 
 CACHED_MODELS = 4
-_models: OrderedDict[tuple[str, bytes], nn.Module] = OrderedDict()
+_models: OrderedDict[tuple[str, bytes], tuple[nn.Module, TransformBatch | None]] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class TorchPredictor:
     Parameters
     ----------
     structure : bytes
-        The module without its tensors.
+        The module and its transform_batch, without tensors.
     weights_file : str
         Name of the Spark file with the tensors.
     prediction_type, outputs, threshold
@@ -56,23 +57,24 @@ class TorchPredictor:
         return self._classes(results[0])
 
     def _forward(self, inputs: list[Array]) -> list[Tensor]:
-        net = self._module()
+        net, transform_batch = self._loaded()
         tensors = [torch.from_numpy(_writable(values)) for values in inputs]
         parts = []
         with torch.inference_mode():
             for start in range(0, len(tensors[0]), self.batch_size):
-                batch = [tensor[start : start + self.batch_size] for tensor in tensors]
+                rows = [tensor[start : start + self.batch_size] for tensor in tensors]
+                batch, _ = transformed(transform_batch, rows, None, training=False)
                 parts.append(as_outputs(net(*batch), labels=len(self.output_shapes)))
             return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
 
-    def _module(self) -> nn.Module:
+    def _loaded(self) -> tuple[nn.Module, TransformBatch | None]:
         key = (self.weights_file, self.structure)
         if key not in _models:
             from pyspark import SparkFiles
 
             tensors = bundle.tensors_from_file(SparkFiles.get(self.weights_file))
-            net: nn.Module = bundle.load(self.structure, tensors)
-            _models[key] = net.eval()
+            net, transform_batch = bundle.load(self.structure, tensors)
+            _models[key] = net.eval(), transform_batch
             while len(_models) > CACHED_MODELS:
                 _models.popitem(last=False)
         _models.move_to_end(key)

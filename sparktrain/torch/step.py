@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparktrain.errors import ParamError
 from sparktrain.shards.plan import Indices
 from sparktrain.shards.reader import Shard
 from sparktrain.torch.loss import Criterion, as_outputs, total
@@ -31,26 +33,69 @@ class Batch:
 
 
 class Feed:
-    """Takes batches out of a shard by row index; pinned and copied asynchronously to a GPU."""
+    """Takes batches out of a shard by row index; pinned and copied asynchronously to a GPU.
 
-    def __init__(self, shard: Shard, device: torch.device) -> None:
+    Parameters
+    ----------
+    shard : Shard
+    device : torch.device
+    transform_batch : callable or None
+        See `transformed`; runs on the device.
+    """
+
+    def __init__(self, shard: Shard, device: torch.device, transform_batch: TransformBatch | None = None) -> None:
+        self._transform_batch = transform_batch
         self._inputs = [torch.from_numpy(array) for array in shard.inputs]
         self.labels = [torch.from_numpy(array) for array in shard.labels]
         self._weight = None if shard.weights is None else torch.from_numpy(shard.weights)
         self._device = device
 
-    def batch(self, rows: Indices) -> Batch:
+    def batch(self, rows: Indices, *, training: bool) -> Batch:
         index = torch.from_numpy(rows)
         take = [self._take(tensor, index) for tensor in (*self._inputs, *self.labels)]
         split = len(self._inputs)
+        inputs, targets = transformed(self._transform_batch, take[:split], take[split:], training=training)
         weight = None if self._weight is None else self._take(self._weight, index)
-        return Batch(take[:split], take[split:], weight, len(rows))
+        return Batch(inputs, targets or [], weight, len(rows))
 
     def _take(self, tensor: Tensor, index: Tensor) -> Tensor:
         rows = tensor.index_select(0, index)
         if self._device.type == "cpu":
             return rows
         return rows.pin_memory().to(self._device, non_blocking=True)
+
+
+TransformBatch = Callable[[Any, Any, bool], tuple[Any, Any]]
+
+
+def transformed(
+    transform_batch: TransformBatch | None, inputs: list[Tensor], labels: list[Tensor] | None, *, training: bool
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Inputs and labels after the user's ``transform_batch(inputs, labels, training)``.
+
+    A single input or label is given, and given back, as a tensor, several as a list; without labels
+    (inference) they are None.
+
+    Raises
+    ------
+    ParamError
+        Where it gives back something else than (inputs, labels).
+    """
+    if transform_batch is None:
+        return inputs, labels
+    single = inputs[0] if len(inputs) == 1 else inputs
+    label = labels[0] if labels is not None and len(labels) == 1 else labels
+    result = transform_batch(single, label, training)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ParamError(f"transform_batch: expected it to return (inputs, labels), got {type(result).__name__}")
+    new_inputs, new_labels = (None if one is None else _as_list(one) for one in result)
+    if new_inputs is None or (labels is not None and (new_labels is None or len(new_labels) != len(labels))):
+        raise ParamError("transform_batch: expected inputs, and labels where there are labels, got None or other ones")
+    return new_inputs, new_labels if labels is not None else None
+
+
+def _as_list(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
 @dataclass(frozen=True)

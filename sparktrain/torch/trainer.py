@@ -33,7 +33,7 @@ from sparktrain.torch.denominators import Denominators
 from sparktrain.torch.loss import Criterion
 from sparktrain.torch.metrics import EpochMeans, MetricFunction
 from sparktrain.torch.spec import TrainSpec
-from sparktrain.torch.step import Batch, Feed, LossStep, StepResult
+from sparktrain.torch.step import Batch, Feed, LossStep, StepResult, TransformBatch
 from sparktrain.torch.strategy import DataParallel, Strategy
 
 PROGRESS_S = 0.2
@@ -48,6 +48,7 @@ class TrainObjects:
     losses: list[Any]
     metrics: Mapping[str, MetricFunction]
     lr_scheduler: Any = None
+    transform_batch: TransformBatch | None = None
 
 
 def train(context: WorkerContext) -> dict[str, Any]:
@@ -134,7 +135,8 @@ class Trainer:
         self._model = objects.model.to(device)
         if spec.sync_batchnorm:
             self._model = synchronise(self._model, collective, device)
-        self._feed = Feed(shard, device)
+        self._feed = Feed(shard, device, objects.transform_batch)
+        self._relabels = objects.transform_batch is not None
         self._criteria = [Criterion(loss) for loss in objects.losses]
         counted = self._counted_denominators()
         self._denominators = Denominators(self._criteria, counted, shard.weights is not None, collective, device)
@@ -154,7 +156,8 @@ class Trainer:
     def _counted_denominators(self) -> list[bool]:
         """For each loss, whether labels anywhere in the gang need its denominator counted by label."""
         pairs = zip(self._criteria, self._feed.labels, strict=True)
-        mine = torch.tensor([int(criterion.ignores(labels)) for criterion, labels in pairs])
+        found = [criterion.ignores(labels, any_label=self._relabels) for criterion, labels in pairs]
+        mine = torch.tensor(found, dtype=torch.int64)
         return [bool(count) for count in self._collective.sum(mine)]
 
     def fit(self) -> list[dict[str, float]]:
@@ -207,7 +210,7 @@ class Trainer:
         until = len(rows)
         if self._spec.sync_batchnorm:
             until = max(plan.rows_in_step(self._rows_by_rank, self._spec.step_rows, step))
-        return [self._feed.batch(rows[start : start + size]) for start in range(0, until, size)]
+        return [self._feed.batch(rows[start : start + size], training=True) for start in range(0, until, size)]
 
     def _train_step(self, batches: list[Batch], global_rows: int, means: EpochMeans) -> None:
         """One optimizer step: the gradients of all batches add up, and are exchanged with the last one's.
@@ -262,7 +265,7 @@ class Trainer:
         self._model.eval()
         with torch.no_grad():
             for start in range(0, len(self._val_rows), size):
-                batch = self._feed.batch(self._val_rows[start : start + size])
+                batch = self._feed.batch(self._val_rows[start : start + size], training=False)
                 with self._columns_named():
                     outputs, targets, numerators = self._step.evaluate(batch)
                 means.add_loss(torch.stack(numerators), self._denominators.local(batch, global_batch))

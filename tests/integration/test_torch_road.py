@@ -40,6 +40,10 @@ def estimator(net: nn.Module, **keywords: object) -> TorchEstimator:
     return TorchEstimator(**{**defaults, **keywords})
 
 
+def shift(inputs: torch.Tensor, labels: torch.Tensor | None, training: bool) -> tuple:
+    return inputs + 1, labels
+
+
 @pytest.fixture(scope="module")
 def line(spark: SparkSession) -> DataFrame:
     """1,000 rows of y = 2 x + 1."""
@@ -284,6 +288,22 @@ def test_save_and_load_model_and_estimator(line: DataFrame, tmp_path: Path) -> N
     refit = again.fit(line)
     for p, q in zip(refit.getModel().parameters(), model.getModel().parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def test_transform_batch_runs_in_training_and_in_transform(line: DataFrame, tmp_path: Path) -> None:
+    net = Line()
+    shifted = estimator(net, transform_batch=shift, batch_size=600, epochs=2, prediction_type="regression").fit(line)
+    moved = line.withColumn("x", (F.col("x") + 1).cast("float"))
+    plain = estimator(net, batch_size=600, epochs=2, prediction_type="regression").fit(moved)
+    expected = [row["prediction"] for row in plain.transform(moved).orderBy("id").collect()]
+    assert [row["prediction"] for row in shifted.transform(line).orderBy("id").collect()] == pytest.approx(
+        expected, abs=1e-5
+    )
+    shifted.save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"), allow=("tests",))
+    assert [row["prediction"] for row in loaded.transform(line).orderBy("id").collect()] == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_bad_input_is_refused_before_any_job(spark: SparkSession, line: DataFrame) -> None:

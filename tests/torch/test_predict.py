@@ -125,7 +125,7 @@ def predictor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MakePredictor:
     monkeypatch.setattr(predict, "_models", type(predict._models)())
 
     def make(net: nn.Module, *shapes: tuple[int, ...], **settings: Any) -> TorchPredictor:
-        packed = bundle.dump(net, net)
+        packed = bundle.dump((net, None), net)
         name = f"{abs(hash(packed.structure))}.safetensors"
         (tmp_path / name).write_bytes(packed.tensor_bytes())
         defaults = {"prediction_type": "raw", "outputs": "logits", "threshold": 0.5, "batch_size": 2}
