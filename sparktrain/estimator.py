@@ -126,6 +126,10 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
 
     def _fit(self, dataset: DataFrame) -> M:
         spark = session.session_of(dataset)
+        if dataset.isStreaming:
+            raise ParamError(
+                "fit takes a batch DataFrame, got a streaming one; fit inside foreachBatch, or read it as a table"
+            )
         plan = self._plan(dataset.schema)
         payload = self._payload(plan)
         num_proc = self._num_proc(spark)

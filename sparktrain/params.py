@@ -173,7 +173,11 @@ def _signature(params: list[GangParam]) -> inspect.Signature:
 
 def _unknown_keyword(owner: str, keyword: str, known: list[str]) -> str:
     nearest = difflib.get_close_matches(keyword, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(sorted(set(known)))}"
+    hint = (
+        f"did you mean {nearest[0]!r}?"
+        if nearest
+        else f"known: {', '.join(sorted({key for key in known if key.islower()}))}"
+    )
     return f"{owner} has no parameter {keyword!r}; {hint}"
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from pyspark.errors import AnalysisException
 from pyspark.ml.util import (
     DefaultParamsReader,
     DefaultParamsWriter,
@@ -115,13 +116,13 @@ class Writer(MLWriter):
             for param, value in self._instance._paramMap.items()
             if not (isinstance(param, GangParam) and param.by_value)
         }
-        DefaultParamsWriter.saveMetadata(
-            self._instance,
-            path,
-            _context(spark),
-            extraMetadata={"fitted": dict(saved.extra)},
-            paramMap=values,
-        )
+        extra = {"fitted": dict(saved.extra)}
+        try:
+            DefaultParamsWriter.saveMetadata(self._instance, path, _context(spark), extra, values)
+        except AnalysisException as error:
+            if "exist" not in str(error):
+                raise
+            raise PersistenceError(f"{path} already exists; replace it with .write().overwrite().save(path)") from None
         filesystem.write_file(spark, f"{path}/{STRUCTURE}", saved.structure)
         filesystem.write_file(spark, f"{path}/{TENSORS}", saved.tensors)
 

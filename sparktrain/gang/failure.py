@@ -102,6 +102,34 @@ def find_report(text: str) -> RankReport | None:
     return reports[0] if reports else None
 
 
+_SPARK_ERRORS = {
+    "No module named 'sparktrain'": (
+        "Spark's Python workers can't import sparktrain. They run the python that PYSPARK_PYTHON or "
+        "spark.pyspark.python names, else the first python3 on PATH: activate the environment that you installed "
+        "into or set PYSPARK_PYTHON to its python; on a cluster, install sparktrain on the executors"
+    ),
+    "SPARK-24820": (
+        "partitioned=True: Spark can't run a barrier stage right behind coalesce, union or a partition filter. "
+        "Put repartition(num_proc) last, or leave partitioned=False"
+    ),
+    "Python worker exited unexpectedly": (
+        "Spark's Python worker of a rank's task was killed or crashed on its executor; if nobody killed it, its "
+        "memory ran out: give executors more (spark.executor.memoryOverhead, spark.executor.pyspark.memory)"
+    ),
+}
+_EXCEPTION_LINE = re.compile(r"^\w[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
+
+
+def explain(text: str) -> GangError:
+    """What to tell of a Spark job that failed without any rank's report: known causes with their remedy."""
+    for sign, remedy in _SPARK_ERRORS.items():
+        if sign in text:
+            return GangError(remedy)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("at ", "..."))]
+    causes = [line for line in lines[2:] if _EXCEPTION_LINE.match(line)]
+    return GangError("\n".join(["the gang's Spark job failed or was cancelled:", *lines[:2], *causes[-1:]]))
+
+
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an exception tells of another rank's end rather than of a fault of its own."""
     names = {kind.__name__ for kind in type(error).__mro__}

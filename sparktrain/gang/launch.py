@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparktrain.errors import DataError, GangError, NotEnoughSlots
 from sparktrain.gang.events import ProgressBar, ProgressListener
-from sparktrain.gang.failure import find_report
+from sparktrain.gang.failure import explain, find_report
 from sparktrain.gang.job import run_job
 from sparktrain.gang.spec import GangSpec
 from sparktrain.gang.task import ROW_DDL, run_task
@@ -29,6 +29,8 @@ from sparktrain.shards.spool import NO_ROWS
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.5
+FIXED_LAUNCH_S = 30.0
+"""Launch deadline where a stage that doesn't fit at once never will: given partitions, fixed slots."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,16 @@ def check_cluster(spark: SparkSession, num_proc: int, launch_timeout_s: float) -
             "spark.dynamicAllocation.enabled=true: Spark runs no barrier stage with dynamic allocation; "
             "set it to false and give a fixed number of executors"
         )
-    master = setting(spark, "spark.master") or ""
-    if master.startswith("local") or is_connect(spark):
+    if (setting(spark, "spark.master") or "").startswith("local") or is_connect(spark):
         check_slots(num_proc, lambda: promised_slots(spark), fixed=True, timeout_s=launch_timeout_s)
     if not is_connect(spark):
-        fixed = master == "local" or master.startswith("local[")
-        check_slots(num_proc, lambda: registered_slots(spark), fixed=fixed, timeout_s=launch_timeout_s)
+        check_slots(num_proc, lambda: registered_slots(spark), fixed=fixed_slots(spark), timeout_s=launch_timeout_s)
+
+
+def fixed_slots(spark: SparkSession) -> bool:
+    """Whether all slots are there from the start, in this machine's ``local[N]``: waiting brings no more."""
+    master = setting(spark, "spark.master") or ""
+    return master == "local" or master.startswith("local[")
 
 
 def launch(
@@ -133,7 +139,9 @@ def launch(
         rows = run_job(
             spark,
             shards.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect,
-            launch_timeout_s=launch_timeout_s,
+            launch_timeout_s=min(launch_timeout_s, FIXED_LAUNCH_S)
+            if partitioned and fixed_slots(spark)
+            else launch_timeout_s,
             waiting_for=_waiting_for(spec.num_proc, partitioned),
         )
     except GangError:
@@ -141,7 +149,7 @@ def launch(
     except Exception as error:
         report = find_report(str(error))
         if report is None:
-            raise GangError(f"the gang's Spark job failed or was cancelled: {_without_stack(error)}") from error
+            raise explain(str(error)) from error
         raise report.to_error() from None
     finally:
         bar.close()
@@ -154,12 +162,6 @@ def _waiting_for(num_proc: int, partitioned: bool) -> str:
     if partitioned:
         return f"a slot for each partition of the DataFrame (partitioned=True): more than num_proc={num_proc}?"
     return f"{num_proc} free slots at the same time (num_proc): other jobs may hold them, or executors were lost"
-
-
-def _without_stack(error: Exception) -> str:
-    """Spark's message without the JVM's stack, which stays in the exception's cause."""
-    lines = [line for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "..."))]
-    return "\n".join(lines[:8])
 
 
 def _listener(spark: SparkSession, bar: ProgressBar) -> ProgressListener | None:

@@ -90,7 +90,7 @@ def _failure(error: BaseException) -> Event:
         "cause": "peer" if is_peer_loss(error) else "error",
         "error_type": type(error).__name__,
         "own": isinstance(error, SparktrainError),
-        "message": str(error),
+        "message": "; ".join([str(error), *getattr(error, "__notes__", ())]),
         "traceback": "".join(frames.format()),
     }
 

@@ -60,12 +60,14 @@ def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> bool:
         return True
     nan = np.isnan(rows)
     checks = {"rows that are NaN": nan}
+    if spec.role == "label" and not spec.integral:
+        checks["rows that are infinite"] = np.isinf(rows)
     if spec.role == "weight":
         checks["weights below 0 or infinite"] = (rows < 0) | np.isinf(rows)
     if spec.integral:
         with np.errstate(invalid="ignore"):
             checks["rows that are not whole numbers, where this loss takes class ids"] = ~nan & (
-                np.isinf(rows) | (rows != np.floor(rows))
+                (np.abs(rows) >= 2.0**53) | (rows != np.floor(rows))
             )
     counts = {what: int(np.count_nonzero(flat_rows(found).any(axis=1))) for what, found in checks.items()}
     for what, count in counts.items():

@@ -67,7 +67,8 @@ class ColumnPlanner:
         if name in self._repeated:
             raise ColumnError(f"{keyword}: the DataFrame has more than one column {name!r}; rename or drop one")
         if name not in self._types:
-            near = difflib.get_close_matches(name, self._types, n=1)
+            folded = [known for known in self._types if known.casefold() == name.casefold()]
+            near = folded or difflib.get_close_matches(name, self._types, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, self._types))}"
             raise ColumnError(f"{keyword}: the DataFrame has no column {name!r}; {hint}")
         return self._types[name]
@@ -159,7 +160,7 @@ class ColumnPlanner:
         return ColumnPlan(tuple(self._names), (*tensors, key))
 
     def _column(self, name: str, keyword: str, storage_dtype: str | None = None) -> ColumnSpec:
-        kind = _kind(self.data_type(name, keyword))
+        kind = kind_of(self.data_type(name, keyword))
         if kind is None:
             raise ColumnError(
                 f"{keyword}: column {name!r} is {self._describe(name)}; expected {SUPPORTED}. "
@@ -179,7 +180,8 @@ class ColumnPlanner:
         return kind
 
 
-def _kind(kind: T.DataType) -> Kind | None:
+def kind_of(kind: T.DataType) -> Kind | None:
+    """How a column of that Spark type is read; None: not at all."""
     if isinstance(kind, (T.NumericType, T.BooleanType)):
         return "number"
     if isinstance(kind, VectorUDT):
@@ -187,6 +189,6 @@ def _kind(kind: T.DataType) -> Kind | None:
     if isinstance(kind, T.BinaryType):
         return "binary"
     if isinstance(kind, T.ArrayType):
-        inner = _kind(kind.elementType)
+        inner = kind_of(kind.elementType)
         return "list" if inner in ("number", "list") else None
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from pyspark.sql.types import StructType
@@ -177,6 +178,11 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
         groups = join_scalars(self._value(self.model), self._value(self.featureCols), schema)
         tensors = planner.inputs(groups, self._value(self.featureDtypes), self._value(self.featureShapes))
         labels = self._value(self.labelCols)
+        leaked = sorted(
+            {name for group in groups for name in ([group] if isinstance(group, str) else group)} & set(labels)
+        )
+        if leaked:
+            warnings.warn(f"label_cols {leaked} are also in feature_cols: the model is given its answer", stacklevel=4)
         for name, loss in zip(labels, self._loss_list(len(labels)), strict=True):
             tensors.append(planner.label(name, label_kind(loss), self._value(self.labelDtype)))
         weight, validation = self._value(self.sampleWeightCol), self._value(self.validation)

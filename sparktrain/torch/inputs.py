@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 from torch import nn
 
 from sparktrain.errors import ColumnError
+from sparktrain.shards.columns import kind_of
 
 
 def join_scalars(model: nn.Module, groups: list[Any], schema: StructType) -> list[Any]:
@@ -21,15 +22,15 @@ def join_scalars(model: nn.Module, groups: list[Any], schema: StructType) -> lis
     """
     if len(groups) == 1 or not _takes_one_input(model):
         return groups
-    kinds = {field.name: field.dataType for field in schema.fields}
-    numeric = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean")
-    for name in groups:
-        kind = kinds[name].simpleString() if isinstance(name, str) and name in kinds else None
-        if kind is not None and kind not in numeric and not kind.startswith("decimal"):
-            raise ColumnError(
-                f"feature_cols names {len(groups)} inputs, but {type(model).__name__}.forward takes one; nest "
-                f"the names in a list to join them ([[{', '.join(map(repr, groups))}]]), or use VectorAssembler"
-            )
+    types = {field.name: field.dataType for field in schema.fields}
+    kinds = [kind_of(types[name]) if name in types else None for name in groups if isinstance(name, str)]
+    if None in kinds:
+        return groups  # a column that is missing or of an unsupported type: the planner says which
+    if any(kind != "number" for kind in kinds):
+        raise ColumnError(
+            f"feature_cols names {len(groups)} inputs, but {type(model).__name__}.forward takes one; nest "
+            f"the names in a list to join them ([[{', '.join(map(repr, groups))}]]), or use VectorAssembler"
+        )
     if all(isinstance(name, str) for name in groups):
         return [groups]
     return groups

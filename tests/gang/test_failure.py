@@ -6,7 +6,7 @@ import pytest
 
 from sparktrain import errors
 from sparktrain.errors import DataError, GangTimeout, RankFailed
-from sparktrain.gang.failure import RankReport, ReportedFailure, find_report, is_peer_loss
+from sparktrain.gang.failure import RankReport, ReportedFailure, explain, find_report, is_peer_loss
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 3, in forward\nValueError: bad shape ☹\n'
 REPORT = RankReport(2, 4, "10.0.0.7", "error", "ValueError", "bad shape ☹", TRACEBACK, "epoch 1\nlast words\n")
@@ -131,3 +131,32 @@ class DistBackendError(RuntimeError):
 )
 def test_which_errors_tell_of_a_peer_s_end(error: BaseException, peer: bool) -> None:
     assert is_peer_loss(error) is peer
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("PythonException: ...\nModuleNotFoundError: No module named 'sparktrain'\n at org.apache", "PYSPARK_PYTHON"),
+        (
+            "BarrierJobUnsupportedRDDChainException: [SPARK-24820][SPARK-24821]: Barrier execution mode ...",
+            "repartition",
+        ),
+        ("SparkException: Python worker exited unexpectedly (crashed)\n\tat org.apache", "memoryOverhead"),
+    ],
+)
+def test_known_errors_of_spark_come_with_their_remedy(text: str, remedy: str) -> None:
+    assert remedy in str(explain(text))
+
+
+def test_other_errors_of_spark_keep_their_head_and_their_last_exception() -> None:
+    stack = "\n".join(f"\tat org.apache.spark.Frame{i}(X.scala:{i})" for i in range(50))
+    frames = "\n".join(f"  File 'worker.py', line {i}" for i in range(20))
+    text = (
+        f"An error occurred\n: Job aborted\n{stack}\nTraceback:\n{frames}\nModuleNotFoundError: No module named 'mine'"
+    )
+    assert str(explain(text)).splitlines() == [
+        "the gang's Spark job failed or was cancelled:",
+        "An error occurred",
+        ": Job aborted",
+        "ModuleNotFoundError: No module named 'mine'",
+    ]

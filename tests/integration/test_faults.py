@@ -64,7 +64,7 @@ def test_a_rank_that_raises_speaks_first(line: DataFrame, before: set[str]) -> N
         estimator(Faulty("raise")).fit(line)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("rank 1 of 2 failed on ")
-    assert lines[0].endswith("ValueError: boom at step 3")
+    assert "ValueError: boom at step 3; model inputs: x: float32, shape (batch, 1)" in lines[0]
     assert lines[2:4] == ["Traceback of rank 1:", "Traceback (most recent call last):"]
     assert 'raise ValueError("boom at step 3")' in str(caught.value)
     assert "what rank 1 said last" in caught.value.log_tail

@@ -19,7 +19,16 @@ from pyspark.sql import types as T
 from sklearn.datasets import load_digits
 from torch import nn
 
-from sparktrain.errors import ColumnError, DataError, GangError, GangTimeout, NotEnoughSlots, ParamError, RankFailed
+from sparktrain.errors import (
+    ColumnError,
+    DataError,
+    GangError,
+    GangTimeout,
+    NotEnoughSlots,
+    ParamError,
+    PersistenceError,
+    RankFailed,
+)
 from sparktrain.torch import TorchEstimator, TorchModel
 from tests.integration.nets import Line, TwoTowers
 
@@ -172,6 +181,8 @@ def test_uneven_and_empty_partitions_as_they_are(spark: SparkSession) -> None:
     with pytest.raises(GangError, match="num_proc=2, but the barrier stage has 3 tasks"):
         estimator(Line(), partitioned=True).fit(df)
     more_than_slots = spark.range(0, 8, 1, numPartitions=8).select(F.lit(1.0).alias("x"), F.lit(1.0).alias("y"))
+    with pytest.raises(GangError, match=r"partitioned=True: .* repartition\(num_proc\) last"):
+        estimator(Line(), partitioned=True).fit(df.coalesce(2))
     with pytest.raises(GangTimeout, match=r"run nothing for 3 s \(launch_timeout_s\) .* partition"):
         estimator(Line(), partitioned=True, launch_timeout_s=3).fit(more_than_slots)
 
@@ -271,7 +282,7 @@ def test_save_and_load_model_and_estimator(line: DataFrame, tmp_path: Path) -> N
     model = est.fit(line)
     path = str(tmp_path / "model")
     model.save(path)
-    with pytest.raises(Exception, match=r"(?i)already exists"):
+    with pytest.raises(PersistenceError, match=r"already exists; replace it with .write\(\).overwrite"):
         model.save(path)
     with pytest.raises(Exception, match=r"allow=\('tests',\)"):
         TorchModel.load(path)

@@ -1,5 +1,6 @@
 """Columns to one tensor: joined, shaped, typed; labels and weights checked for what a loss can't use."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,13 @@ def test_weights_are_finite_and_not_negative() -> None:
     assert faults_of(spec, [float("nan"), 1.0]) == "column 'a': 1 rows that are NaN"
     np.testing.assert_array_equal(rows_of(spec, [0.0, 2.0]), [0, 2])
     np.testing.assert_array_equal(rows_of(spec, [0, 2]), [0, 2])
+
+
+def test_infinite_labels_are_counted() -> None:
+    spec = spec_of("number", role="label", shape=())
+    assert faults_of(spec, [1.0, float("inf"), float("-inf")]) == "column 'a': 2 rows that are infinite"
+
+
+def test_class_ids_too_large_for_an_integer_are_counted() -> None:
+    spec = replace(spec_of("number", role="label", shape=()), dtype="int64", integral=True)
+    assert "1 rows that are not whole numbers" in faults_of(spec, [1.0, 1e300])
