@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_classification_with_sparks_evaluator_and_saved_pipeline(
     digits: tuple[DataFrame, DataFrame], tmp_path: Path
 ) -> None:
     train, test = digits
-    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))  # 76 kB of weights
     stage = estimator(
         net,
         optimizer=torch.optim.Adam(net.parameters(), lr=5e-3),
@@ -95,6 +96,7 @@ def test_classification_with_sparks_evaluator_and_saved_pipeline(
     fitted = Pipeline(stages=[VectorAssembler(inputCols=["features"], outputCol="assembled"), stage]).fit(train)
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True)), "fit changed the user's model"
 
+    assert len(cloudpickle.dumps(fitted.stages[1]._predictor(test))) < 5_000, "the weights travel as a file"
     predictions = fitted.transform(test)
     accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predictions)
     assert accuracy > 0.93
