@@ -135,13 +135,13 @@ def launch(
     listener = _listener(spark, bar) if progress_label else None
     if listener:
         spec = replace(spec, progress=listener.address)
+    if partitioned and fixed_slots(spark):
+        launch_timeout_s = min(launch_timeout_s, FIXED_LAUNCH_S)
     try:
         rows = run_job(
             spark,
             shards.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect,
-            launch_timeout_s=min(launch_timeout_s, FIXED_LAUNCH_S)
-            if partitioned and fixed_slots(spark)
-            else launch_timeout_s,
+            launch_timeout_s=launch_timeout_s,
             waiting_for=_waiting_for(spec.num_proc, partitioned),
         )
     except GangError:

@@ -62,14 +62,25 @@ def main() -> None:
     try:
         importlib.import_module(preload)
         emit({"kind": "ready"})
-        job: WorkerJob = control.recv()
-        emit({"kind": "done", "info": _run(job, emit)})
-    except EOFError:
-        raise
+        emit({"kind": "done", "info": _run(_receive(control), emit)})
+    except _TaskGoneError:
+        _end(1)
     except BaseException as error:
         emit(_failure(error))
     if control.poll(LINGER_S):
         control.recv_bytes()
+
+
+class _TaskGoneError(Exception):
+    """The task ended before it handed over a job; the guard ends this process as well."""
+
+
+def _receive(control: Connection) -> WorkerJob:
+    try:
+        job: WorkerJob = control.recv()
+    except (EOFError, ConnectionResetError):
+        raise _TaskGoneError from None
+    return job
 
 
 def _run(job: WorkerJob, emit: Callable[[Event], None]) -> Any:

@@ -123,6 +123,12 @@ def test_a_user_s_error_of_the_same_name_is_a_failed_rank(worker: WorkerProcess,
     assert "in fail_with_a_namesake" in error.traceback
 
 
+def test_a_user_s_end_of_file_is_no_lost_task(worker: WorkerProcess, result_fd: int) -> None:
+    report = failure_of(worker, "meet_the_end_of_a_file", result_fd)
+    assert (report.cause, report.error_type) == ("error", "EOFError")
+    assert "in meet_the_end_of_a_file" in report.traceback
+
+
 def test_a_peer_s_end_is_told_apart(worker: WorkerProcess, result_fd: int) -> None:
     assert failure_of(worker, "lose_a_peer", result_fd).cause == "peer"
 

@@ -58,6 +58,10 @@ def fail_with_a_namesake(context: WorkerContext) -> None:
     raise type("DataError", (Exception,), {"__module__": "pandas.errors"})("no numeric types to aggregate")
 
 
+def meet_the_end_of_a_file(context: WorkerContext) -> None:
+    raise EOFError("the user's own file is cut off")
+
+
 def lose_a_peer(context: WorkerContext) -> None:
     raise RuntimeError("Connection closed by peer [10.0.0.7]:4040")
 
