@@ -126,6 +126,23 @@ def test_a_killed_spark_python_worker_leaves_nothing(line: DataFrame, before: se
     assert_nothing_left(before)
 
 
+@pytest.mark.timeout(90)
+def test_a_killed_spark_daemon_leaves_nothing(spark: SparkSession, line: DataFrame, before: set[str]) -> None:
+    fit = Fit(lambda: estimator(Faulty("c_call")).fit(line))
+    fit.start()
+    assert wait_until(lambda: len(workers()) == 4, 30)
+    assert wait_until(lambda: all_training(), 30)
+    leader = next(process for process in workers() if process.pid == os.getpgid(process.pid))
+    daemon = psutil.Process(leader.ppid()).parent()
+    assert daemon is not None
+    assert "pyspark.daemon" in daemon.cmdline()
+    daemon.kill()
+    fit.join(20)
+    assert isinstance(fit.error, GangError)
+    assert_nothing_left(before)
+    estimator(Line()).fit(line)  # the session is as good as before
+
+
 def all_training() -> bool:
     """Both workers are past the rendezvous: each is connected to the other."""
     leaders = [process for process in workers() if process.pid == os.getpgid(process.pid)]
