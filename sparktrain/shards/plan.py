@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from sparktrain.shards.arrow import Array
 
-Indices = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.signedinteger]
+"""Row indices of a shard: int32 where they fit, since an epoch's order of a large shard is what takes memory."""
 
 
 def key_order(keys: Array) -> Indices:
     """Row indices of a shard in the order of their keys."""
-    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+    fits = len(keys) <= np.iinfo(np.int32).max
+    return np.argsort(keys, kind="stable").astype(np.int32 if fits else np.int64)
 
 
 def hashed_fraction(keys: Array, seed: int) -> npt.NDArray[np.float64]:
