@@ -45,7 +45,7 @@ class HasGang(KeywordParams):
     launchTimeoutS = GangParam(
         "launch_timeout_s",
         "Seconds to wait for executors that are still registering, and for a launched gang's ranks to start while "
-        "Spark runs no task at all.",
+        "Spark runs no task at all (with partitioned=True on local[N] at most 30: more slots never come).",
         params.number(above=0),
         300.0,
     )

@@ -36,7 +36,7 @@ from pyspark.sql import SparkSession
 from sparktrain import filesystem
 from sparktrain.errors import PersistenceError
 from sparktrain.params import GangParam
-from sparktrain.session import setting
+from sparktrain.session import SPARK_4, setting
 
 STRUCTURE, TENSORS = "structure.pkl", "model.safetensors"
 TRUST, ALLOW = "spark.sparktrain.trust", "spark.sparktrain.allow"
@@ -241,10 +241,11 @@ _CONTAINERS = {
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
     "torch.serialization": {"_get_layout"},
     "copyreg": {"_reconstructor"},
-    "sparktrain.torch.trainer": {"TrainObjects"},
 }
 _FUNCTIONS = ("torch.nn.functional", "torch._C._nn")
+_FUNCTION_HOMES = (*_FUNCTIONS, "torch")
 _CLASSES = ("torch.nn.", "torch.optim.", "torch.optim")
+_CLASS_HOMES = (*_CLASSES, "torch.ao.nn.")
 
 
 def _admitted(module: str, name: str) -> bool:
@@ -256,7 +257,9 @@ def _admitted(module: str, name: str) -> bool:
     if "." in name:
         return False
     if module in _FUNCTIONS:
-        return callable(getattr(importlib.import_module(module), name, None)) and not name.startswith("_")
+        found = getattr(importlib.import_module(module), name, None)
+        defined_there = getattr(found, "__module__", None) in _FUNCTION_HOMES  # not a helper it imports
+        return callable(found) and defined_there and not name.startswith("_")
     if module == "torch":
         return name in ("relu", "tanh", "sigmoid", "softmax") or _is_constant(name)
     if not module.startswith(_CLASSES):
@@ -287,9 +290,9 @@ def _is_constant(name: str) -> bool:
 def _is_building_block(found: Any) -> bool:
     from torch import nn, optim
 
-    if isinstance(found, type):
-        return issubclass(found, (nn.Module, optim.Optimizer, optim.lr_scheduler.LRScheduler))
-    return False
+    if not isinstance(found, type) or not found.__module__.startswith(_CLASS_HOMES):
+        return False
+    return issubclass(found, (nn.Module, optim.Optimizer, optim.lr_scheduler.LRScheduler))
 
 
 def _session() -> SparkSession:
@@ -298,6 +301,4 @@ def _session() -> SparkSession:
 
 def _context(spark: SparkSession) -> Any:
     """What this pyspark's params reader and writer take: the session, before 4.0 the context."""
-    import pyspark
-
-    return spark if int(pyspark.__version__.split(".")[0]) >= 4 else spark.sparkContext
+    return spark if SPARK_4 else spark.sparkContext

@@ -14,6 +14,9 @@ from pyspark.util import inheritable_thread_target
 
 logger = logging.getLogger(__name__)
 
+SPARK_4 = int(pyspark.__version__.split(".")[0]) >= 4
+"""Since then classic sessions have artifacts and tags of their own, and ML persistence takes the session."""
+
 
 def session_of(df: DataFrame) -> SparkSession:
     """The session a DataFrame belongs to."""
@@ -48,7 +51,7 @@ class _TagsOfContext:
 
 def in_inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> Callable[[], None]:
     """`target` for a new thread whose jobs belong to the calling thread's job group and tags."""
-    if is_connect(spark) or _spark_4():
+    if is_connect(spark) or SPARK_4:
         wrapped: Callable[[], None] = inheritable_thread_target(spark)(target)
         return wrapped
     inherited: Callable[[], None] = inheritable_thread_target(target)
@@ -57,14 +60,10 @@ def in_inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> Cal
 
 def ship_file(spark: SparkSession, path: str) -> None:
     """Send a driver-side file to every executor once; tasks find it with ``SparkFiles.get(basename)``."""
-    if hasattr(spark, "addArtifact") and (is_connect(spark) or _spark_4()):
+    if hasattr(spark, "addArtifact") and (is_connect(spark) or SPARK_4):
         spark.addArtifact(path, file=True)
     else:
         spark.sparkContext.addFile(path)
-
-
-def _spark_4() -> bool:
-    return int(pyspark.__version__.split(".")[0]) >= 4
 
 
 def local_slots(master: str, task_cpus: int = 1) -> int | None:

@@ -219,3 +219,14 @@ def test_an_allowed_package_is_no_way_to_run_a_program(tmp_path: Path) -> None:
     with pytest.raises(PersistenceError, match="not defined in the allowed"):
         load(by_name("sparktrain.gang.process", "os.mkdir", marker), "sparktrain")
     assert not os.path.exists(marker)
+
+
+@pytest.mark.parametrize("name", ["boolean_dispatch", "handle_torch_function", "has_torch_function", "Callable"])
+def test_what_functional_only_imports_is_refused(name: str) -> None:
+    with pytest.raises(PersistenceError, match=name):
+        RestrictedUnpickler(io.BytesIO(), ()).find_class("torch.nn.functional", name)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "max_pool2d", "conv2d", "cross_entropy", "softplus"])
+def test_functional_operations_are_admitted(name: str) -> None:
+    assert callable(RestrictedUnpickler(io.BytesIO(), ()).find_class("torch.nn.functional", name))
