@@ -18,6 +18,7 @@ from sparktrain.model import HasColumns
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
 from sparktrain.torch import bundle
+from sparktrain.torch.held import TorchValue
 from sparktrain.torch.inputs import join_scalars
 from sparktrain.torch.loss import label_kind
 from sparktrain.torch.model import HasModuleOutputs, TorchModel
@@ -170,6 +171,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
     """
 
     trainer = "sparktrain.torch.trainer:train"
+    _holder = TorchValue
 
     model = GangParam("model", "The torch.nn.Module to train; it is copied, not changed.", _module, by_value=True)
 

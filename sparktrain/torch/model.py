@@ -17,6 +17,7 @@ from sparktrain.params import GangParam, KeywordParams
 from sparktrain.session import session_of
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
 from sparktrain.torch import bundle
+from sparktrain.torch.held import TorchValue
 from sparktrain.torch.inputs import join_scalars
 from sparktrain.torch.predict import TorchPredictor
 
@@ -60,6 +61,8 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
     history : list of dict
         One an epoch: ``epoch``, ``loss``, each metric, their ``val_`` forms, ``lr``, ``rows_per_s``, ``seconds``.
     """
+
+    _holder = TorchValue
 
     model = GangParam("model", "The trained torch.nn.Module.", params.anything, by_value=True)
 
