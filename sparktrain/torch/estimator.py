@@ -255,17 +255,17 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             labels=tuple(self._value(self.labelCols)),
         )
 
-    def _saved_objects(self) -> persistence.SavedObjects:
+    def _saved_objects(self) -> persistence.ToSave:
         values = {
             param.name: self.getOrDefault(param)
             for param in self.params
             if isinstance(param, GangParam) and param.by_value and self.isSet(param)
         }
-        packed = bundle.dump(values, values.get("model"))
-        return persistence.SavedObjects(packed.structure, packed.tensor_bytes(), {})
+        packed = bundle.dump(values, values.get("model"), share=True)
+        return persistence.ToSave(packed.structure, packed.write_tensors, {})
 
-    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: persistence.Unpickler) -> None:
-        values = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
+    def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
+        values = bundle.load(saved.structure, bundle.tensors_from_file(saved.tensors_file), unpickler)
         for name, value in values.items():
             self._set(**{name: value})
 

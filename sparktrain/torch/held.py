@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sparktrain.held import HeldValue
-from sparktrain.persistence import SavedObjects, Unpickler
+from sparktrain.persistence import Saved, ToSave, Unpickler
 from sparktrain.torch import bundle
 
 
@@ -16,9 +16,9 @@ class TorchValue(HeldValue):
     of it, which ``fit`` refuses; a callable such as ``partial(torch.optim.SGD, lr=0.1)`` has no such tie.
     """
 
-    def _saved_objects(self) -> SavedObjects:
-        packed = bundle.dump(self.value, self.value if isinstance(self.value, nn.Module) else None)
-        return SavedObjects(packed.structure, packed.tensor_bytes(), {})
+    def _saved_objects(self) -> ToSave:
+        packed = bundle.dump(self.value, self.value if isinstance(self.value, nn.Module) else None, share=True)
+        return ToSave(packed.structure, packed.write_tensors, {})
 
-    def _restore_objects(self, saved: SavedObjects, unpickler: Unpickler) -> None:
-        self.value = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
+    def _restore_objects(self, saved: Saved, unpickler: Unpickler) -> None:
+        self.value = bundle.load(saved.structure, bundle.tensors_from_file(saved.tensors_file), unpickler)

@@ -135,7 +135,7 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
 
     def _predictor(self, dataset: DataFrame) -> TorchPredictor:
         packed = self._packed()
-        path = shipping.ship_bytes(session_of(dataset), packed.tensor_bytes())
+        path = shipping.ship(session_of(dataset), packed.write_tensors)
         return TorchPredictor(
             structure=packed.structure,
             weights_file=path.rpartition("/")[2],
@@ -149,9 +149,9 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
     def _packed(self) -> bundle.Bundle:
         """What inference needs: the module and its transform_batch."""
         net = self.getModel()
-        return bundle.dump((net, self._value(self.transformBatch)), net)
+        return bundle.dump((net, self._value(self.transformBatch)), net, share=True)
 
-    def _saved_objects(self) -> persistence.SavedObjects:
+    def _saved_objects(self) -> persistence.ToSave:
         packed = self._packed()
         fitted = {
             "history": self.history,
@@ -159,10 +159,10 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
             "outputs": self._outputs,
             "labels": self._labels,
         }
-        return persistence.SavedObjects(packed.structure, packed.tensor_bytes(), fitted)
+        return persistence.ToSave(packed.structure, packed.write_tensors, fitted)
 
-    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: persistence.Unpickler) -> None:
-        net, transform_batch = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
+    def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
+        net, transform_batch = bundle.load(saved.structure, bundle.tensors_from_file(saved.tensors_file), unpickler)
         self.setParams(model=net.eval(), transform_batch=transform_batch)
         self._fitted(
             saved.extra["history"],
