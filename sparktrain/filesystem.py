@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -75,7 +75,9 @@ def _write_on_server(spark: SparkSession, path: str, source: str) -> None:
         return
     name = os.path.basename(ship(spark, partial(shutil.copyfile, source)))
     if urlparse(saved).scheme == "file":
-        spark.range(1).mapInArrow(partial(_copy_in_task, name, bare), "n long").collect()
+        directory = unquote(urlparse(os.path.dirname(os.path.dirname(saved))).path)  # whole, where `path` is relative
+        target = os.path.join(directory, os.path.basename(path))
+        spark.range(1).mapInArrow(partial(_copy_in_task, name, target), "n long").collect()
     else:
         pieces = spark.range(1).mapInArrow(partial(_read_in_task, name), _PIECES)
         pieces.write.mode("overwrite").parquet(path)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import SparkSession
 from torch import nn
 
@@ -65,7 +67,7 @@ def main(kind: str, directory: Path) -> None:
 
     check_model("/data/model", home / "model", net)
     check_model("viewfs://home/data/full name", home / "full name", net)
-    check_model(f"file://{local}/model", local / "model", net)
+    check_model(f"file://{local}/a model", local / "a model", net)
     check_model("viewfs://other/data/model", other / "model", net, in_pieces=kind == "connect")
 
     estimator = TorchEstimator(model=net, optimizer=torch.optim.Adam, epochs=7)
@@ -75,6 +77,12 @@ def main(kind: str, directory: Path) -> None:
     PipelineModel([fitted(net)]).save("viewfs://other/data/pipeline")
     again = PipelineModel.load("viewfs://other/data/pipeline")
     assert torch.equal(again.stages[0].getModel().weight, net.weight)
+
+    grid = ParamGridBuilder().addGrid(estimator.loss, [nn.MSELoss(), nn.L1Loss()]).build()
+    CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=RegressionEvaluator()).save("/data/tuner")
+    tuner = CrossValidator.load("/data/tuner")
+    losses = [tuner.getEstimator().copy(point).getLoss() for point in tuner.getEstimatorParamMaps()]
+    assert [type(loss) for loss in losses] == [nn.MSELoss, nn.L1Loss]
     spark.stop()
     print("file systems: all passed")
 
