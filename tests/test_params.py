@@ -215,7 +215,7 @@ def test_num_workers_is_num_proc() -> None:
         ("model", "resnet", "a torch.nn.Module instance", r"'resnet' \(str\)"),
         ("optimizer", "adam", "a torch.optim.Optimizer", r"'adam' \(str\)"),
         ("loss", ["mse"], "a callable", r"\['mse'\] \(list\)"),
-        ("metrics", {"mae": 1}, "a callable", r"\{'mae': 1\} \(dict\)"),
+        ("metrics", {"mae": 1}, "callables metric", r"\{'mae': 1\} \(dict\)"),
         ("prediction_type", "classes", "one of 'raw', 'regression', 'classification'", r"'classes' \(str\)"),
         ("feature_dtypes", {"x": "text"}, "a NumPy dtype name", r"\{'x': 'text'\} \(dict\)"),
     ],

@@ -13,6 +13,7 @@ from sparktrain.errors import ParamError
 from sparktrain.shards.plan import Indices
 from sparktrain.shards.reader import Shard
 from sparktrain.torch.loss import Criterion, as_outputs, total
+from sparktrain.torch.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class LossStep(nn.Module):
     loss_weights : sequence of float
     counted : sequence of bool
         Whether a loss's denominator counts elements of a row by itself (class weights, ignored labels).
+    precision : Precision
+        In which the model computes; losses are computed from float32 outputs.
     """
 
     def __init__(
@@ -134,9 +137,11 @@ class LossStep(nn.Module):
         criteria: Sequence[Criterion],
         loss_weights: Sequence[float],
         counted: Sequence[bool],
+        precision: Precision,
     ) -> None:
         super().__init__()
         self.model = model
+        self._precision = precision
         self.losses = nn.ModuleList(c.function for c in criteria if isinstance(c.function, nn.Module))
         self._criteria = list(criteria)
         self._loss_weights = list(loss_weights)
@@ -152,7 +157,7 @@ class LossStep(nn.Module):
         if batch is None or not batch.rows:
             nothing = [p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad]
             if batch is not None:
-                nothing += [output.sum() for output in as_outputs(self.model(*batch.inputs), len(batch.targets))]
+                nothing += [output.sum() for output in self._outputs(batch)]
             return torch.stack(nothing).sum(), None
         outputs, targets, numerators = self.evaluate(batch)
         parts = zip(numerators, scales, self._loss_weights, strict=True)
@@ -163,7 +168,7 @@ class LossStep(nn.Module):
 
     def evaluate(self, batch: Batch) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Outputs, aligned targets and each loss's numerator."""
-        outputs = as_outputs(self.model(*batch.inputs), len(batch.targets))
+        outputs = self._outputs(batch)
         targets, numerators = [], []
         for criterion, counted, output, target in zip(
             self._criteria, self._counted, outputs, batch.targets, strict=True
@@ -173,3 +178,8 @@ class LossStep(nn.Module):
             numerators.append(total(rows, batch.weight, batch.rows))
             targets.append(aligned)
         return outputs, targets, numerators
+
+    def _outputs(self, batch: Batch) -> list[Tensor]:
+        with self._precision.autocast():
+            outputs = as_outputs(self.model(*batch.inputs), len(batch.targets))
+        return self._precision.outputs(outputs)
