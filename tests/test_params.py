@@ -210,7 +210,7 @@ def test_num_workers_is_num_proc() -> None:
     [
         ("batch_size", "64", "a whole number of at least 1", r"'64' \(str\)"),
         ("epochs", 0, "a whole number of at least 1", r"0 \(int\)"),
-        ("shuffle", "yes", "True or False", r"'yes' \(str\)"),
+        ("shuffle", "yes", r"'local' \(or True\), 'global' or False", r"'yes' \(str\)"),
         ("validation", 1.5, "a fraction between 0 and 1, or the name of a boolean column", r"1.5 \(float\)"),
         ("model", "resnet", "a torch.nn.Module instance", r"'resnet' \(str\)"),
         ("optimizer", "adam", "a torch.optim.Optimizer", r"'adam' \(str\)"),

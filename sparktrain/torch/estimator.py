@@ -16,7 +16,7 @@ from sparktrain.params import GangParam
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
 from sparktrain.torch import bundle
 from sparktrain.torch.checks import check_bound, check_monitored, started_from
-from sparktrain.torch.inputs import join_scalars
+from sparktrain.torch.inputs import check_signature, join_scalars
 from sparktrain.torch.loss import label_kind
 from sparktrain.torch.model import HasModuleOutputs, TorchModel
 from sparktrain.torch.params import HasTorchTraining, module
@@ -49,11 +49,14 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
     def _plan(self, schema: StructType) -> ColumnPlan:
         planner = ColumnPlanner(schema)
         groups = join_scalars(self._value(self.model), self._value(self.featureCols), schema)
-        tensors = planner.inputs(groups, self._value(self.featureDtypes), self._value(self.featureShapes))
-        labels = self._value(self.labelCols)
-        leaked = sorted(
-            {name for group in groups for name in ([group] if isinstance(group, str) else group)} & set(labels)
+        tensors = planner.inputs(
+            groups, self._value(self.featureDtypes), self._value(self.featureShapes), self._value(self.pad)
         )
+        inputs = [spec for spec in tensors if spec.role == "input"]
+        transforms = self._value(self.transformBatch) is not None
+        check_signature(self._value(self.model), inputs, transforms=transforms)
+        labels = self._value(self.labelCols)
+        leaked = sorted({column.name for spec in inputs for column in spec.columns} & set(labels))
         if leaked:
             warnings.warn(f"label_cols {leaked} are also in feature_cols: the model is given its answer", stacklevel=4)
         for name, loss in zip(labels, self._loss_list(len(labels)), strict=True):
@@ -92,7 +95,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             max_grad_norm=self._value(self.maxGradNorm),
             epochs=self._value(self.epochs),
             seed=self._value(self.seed),
-            shuffle=self._value(self.shuffle),
+            shuffle=self._value(self.shuffle) is not False,
             validation=validation if isinstance(validation, float) else None,
             loss_weights=tuple(weights),
             lr_scheduler_interval=self._value(self.lrSchedulerInterval),

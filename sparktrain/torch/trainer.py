@@ -28,6 +28,7 @@ from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.torch import bundle
+from sparktrain.torch.arguments import TransformBatch
 from sparktrain.torch.batchnorm import synchronise
 from sparktrain.torch.callbacks import Callback, TrainState
 from sparktrain.torch.collective import Collective, join
@@ -37,7 +38,7 @@ from sparktrain.torch.metrics import EpochMeans, is_metric_object
 from sparktrain.torch.precision import Precision
 from sparktrain.torch.progress import Progress
 from sparktrain.torch.spec import TrainSpec
-from sparktrain.torch.step import Batch, Feed, LossStep, StepResult, TransformBatch
+from sparktrain.torch.step import Batch, Feed, LossStep, StepResult
 from sparktrain.torch.strategy import DataParallel, Strategy
 
 

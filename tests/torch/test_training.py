@@ -70,7 +70,7 @@ def test_mixed_precision_trains_like_float32_and_an_overflow_skips_the_step_on_a
     ranks = [rank["precisions"] for rank in ranks]
     plain = ranks[0]["None"]
     assert plain["outputs"] == {"torch.float32"}
-    for mixed, dtype, tolerance in (("bf16", "bfloat16", 0.02), ("fp16", "float16", 0.5))  # some steps skipped:
+    for mixed, dtype, tolerance in (("bf16", "bfloat16", 0.02), ("fp16", "float16", 0.5)):  # fp16 skips its first steps
         run = ranks[0][mixed]
         assert run["outputs"] == {f"torch.{dtype}"}
         assert run["dtypes"] == {"torch.float32"}
