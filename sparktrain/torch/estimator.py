@@ -18,8 +18,8 @@ from sparktrain.torch import bundle
 from sparktrain.torch.checks import check_bound, check_monitored, started_from
 from sparktrain.torch.inputs import check_signature, join_scalars
 from sparktrain.torch.loss import label_kind
-from sparktrain.torch.model import HasModuleOutputs, TorchModel
-from sparktrain.torch.params import HasTorchTraining, module
+from sparktrain.torch.model import HasModuleOutputs, TorchModel, module
+from sparktrain.torch.params import HasTorchTraining
 from sparktrain.torch.spec import TrainSpec
 from sparktrain.torch.trainer import TrainObjects
 
