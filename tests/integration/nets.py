@@ -120,3 +120,17 @@ def encoded(k: Tensor, length: int) -> dict[str, Tensor]:
         "padded": torch.where(steps < column, column + steps, 0),
         "padded_mask": steps < column,
     }
+
+
+class Bag(nn.Module):
+    """The mean of a row's embedded tokens, and an age: one logit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.out = nn.Linear(9, 1)
+
+    def forward(self, age: Tensor, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        weight = attention_mask.unsqueeze(2).float()
+        mean = (self.embed(ids) * weight).sum(1) / weight.sum(1).clamp(min=1)
+        return self.out(torch.cat([mean, age], dim=1))
