@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -334,6 +335,7 @@ def _seed_everything(seed: int, epoch: int, rank: int) -> None:
     derived = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
     torch.manual_seed(derived)
     np.random.seed(derived)
+    random.seed(derived)
 
 
 def _optimizer(given: Any, model: nn.Module) -> Optimizer:

@@ -140,7 +140,7 @@ def test_early_stopping_torchmetrics_and_going_on_from_a_model(points: DataFrame
 
 
 def rename(inputs: dict, labels: object, training: bool) -> tuple:
-    return {**inputs, "attention_mask": inputs.pop("ids_mask")}, labels
+    return {"age": inputs["age"], "ids": inputs["ids"], "attention_mask": inputs["ids_mask"]}, labels
 
 
 def test_arrays_of_varying_length_by_argument(spark: SparkSession, tmp_path: Path) -> None:
