@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from benchmarks import report
-from benchmarks.torch.torchrun_baseline import FEATURES, make_network
+from benchmarks.torch.workloads import FEATURES, WORKLOADS
 from sparktrain.torch import TorchEstimator
 
 PACKAGES = ("sparktrain", "torch", "pyspark", "pyarrow", "numpy")
@@ -122,7 +122,7 @@ def make_frame(spark: SparkSession, rows: int, ranks: int) -> DataFrame:
 
 
 def fit(df: DataFrame, ranks: int, *, shuffle: bool) -> None:
-    net = make_network()
+    net = WORKLOADS["mlp"].make_network()
     TorchEstimator(
         model=net,
         optimizer=torch.optim.Adam(net.parameters()),
