@@ -5,7 +5,7 @@
 
 ``mlp``: an MLP 20-64-1 (ReLU, Adam, MSELoss) on 200,000 rows of 20 features, 3 epochs, 256 rows a step from each
 of 2 processes. ``cnn``: the network of examples/mnist.py (Adam, CrossEntropyLoss) on 10,000 digits of 28 x 28
-bytes, 3 epochs, 32 rows a step from each. Our side is timed from the call of `fit` to its return; the other
+bytes, 2 epochs, 32 rows a step from each. Our side is timed from the call of `fit` to its return; the other
 side is a process, from its start to its end. Both train on the CPU with one thread a process.
 """
 

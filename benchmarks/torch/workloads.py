@@ -71,5 +71,5 @@ def _mlp() -> nn.Module:
 
 WORKLOADS = {
     "mlp": Workload(f"MLP {FEATURES}-64-1", _mlp, nn.MSELoss, 1e-3, rows=200_000, epochs=3, batch_size=256),
-    "cnn": Workload("CNN on MNIST digits", DigitNet, nn.CrossEntropyLoss, 1e-3, rows=10_000, epochs=3, batch_size=32),
+    "cnn": Workload("CNN on MNIST digits", DigitNet, nn.CrossEntropyLoss, 1e-3, rows=10_000, epochs=2, batch_size=32),
 }
