@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,8 @@ from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, f
 from sparktrain.gang.process import WorkerProcess
 from sparktrain.gang.rendezvous import BarrierView, Card
 from sparktrain.gang.spec import GangSpec, WorkerJob
-from sparktrain.shards.spool import Spool, agree_on_shapes, local_directory
+from sparktrain.shards.disk import unnamed_file
+from sparktrain.shards.spool import Spool, agree_on_shapes
 
 CHUNK_BYTES = 4 << 20
 ROW_SCHEMA = pa.schema([("rank", pa.int64()), ("kind", pa.string()), ("part", pa.int64()), ("data", pa.binary())])
@@ -88,7 +88,7 @@ def _run(
     with ExitStack() as stack:
         spool = Spool(spec.tensors)
         stack.callback(spool.close)
-        result = stack.enter_context(tempfile.TemporaryFile(dir=local_directory()))
+        result = stack.enter_context(unnamed_file())
         listener = stack.enter_context(rendezvous.listen(address)) if rank == 0 else None
         fds = [*spool.fds, result.fileno(), *([listener.fileno()] if listener else [])]
         worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds))

@@ -131,7 +131,7 @@ class Trainer:
         self._train_rows, self._val_rows = plan.split(
             shard.keys, spec.validation if column is None else column, spec.seed
         )
-        self._digest = plan.digest(shard.keys[self._train_rows])
+        self._digest = plan.digest(shard.keys, self._train_rows)
         self._rows_by_rank = collective.gather(len(self._train_rows))
         val_rows = sum(collective.gather(len(self._val_rows)))
         self._validates = column is not None or spec.validation is not None
