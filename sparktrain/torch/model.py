@@ -20,6 +20,7 @@ from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
 from sparktrain.shards.tensors import TensorSpec
 from sparktrain.torch import bundle, probe
 from sparktrain.torch.arguments import argument_names
+from sparktrain.torch.held import TorchValue
 from sparktrain.torch.inputs import check_signature, join_scalars
 from sparktrain.torch.predict import TorchPredictor
 
@@ -76,6 +77,8 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
     history : list of dict
         One an epoch: ``epoch``, ``loss``, each metric, their ``val_`` forms, ``lr``, ``rows_per_s``, ``seconds``.
     """
+
+    _holder = TorchValue
 
     model = GangParam("model", "The trained torch.nn.Module.", module, by_value=True)
 
@@ -172,7 +175,7 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
 
     def _predictor(self, dataset: DataFrame, inputs: Sequence[TensorSpec]) -> TorchPredictor:
         packed = self._packed()
-        path = shipping.ship_bytes(session_of(dataset), packed.tensor_bytes())
+        path = shipping.ship(session_of(dataset), packed.write_tensors)
         return TorchPredictor(
             structure=packed.structure,
             weights_file=path.rpartition("/")[2],
@@ -188,9 +191,9 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
     def _packed(self) -> bundle.Bundle:
         """What inference needs: the module and its transform_batch."""
         net = self.getModel()
-        return bundle.dump((net, self._value(self.transformBatch)), net)
+        return bundle.dump((net, self._value(self.transformBatch)), net, share=True)
 
-    def _saved_objects(self) -> persistence.SavedObjects:
+    def _saved_objects(self) -> persistence.ToSave:
         packed = self._packed()
         fitted = {
             "history": self.history,
@@ -198,10 +201,10 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
             "outputs": self._outputs,
             "labels": self._labels,
         }
-        return persistence.SavedObjects(packed.structure, packed.tensor_bytes(), fitted)
+        return persistence.ToSave(packed.structure, packed.write_tensors, fitted)
 
-    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: persistence.Unpickler) -> None:
-        net, transform_batch = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
+    def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
+        net, transform_batch = bundle.load(saved.structure, bundle.tensors_from_file(saved.tensors_file), unpickler)
         self.setParams(model=net.eval(), transform_batch=transform_batch)
         self._fitted(
             saved.extra["history"],
