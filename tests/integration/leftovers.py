@@ -49,3 +49,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def all_training() -> bool:
+    """Both workers are past the rendezvous: each is connected to the other."""
+    leaders = [process for process in workers() if process.pid == os.getpgid(process.pid)]
+    return len(leaders) == 2 and all(_connected(process) for process in leaders)
+
+
+def _connected(process: psutil.Process) -> bool:
+    return any(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections())
