@@ -117,6 +117,7 @@ _SPARK_ERRORS = {
         "memory ran out: give executors more (spark.executor.memoryOverhead, spark.executor.pyspark.memory)"
     ),
 }
+_EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \((executor \S+) .*?\)(?: Reason: (.*))?")
 _EXCEPTION_LINE = re.compile(r"^\w[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 
@@ -125,6 +126,11 @@ def explain(text: str) -> GangError:
     for sign, remedy in _SPARK_ERRORS.items():
         if sign in text:
             return GangError(remedy)
+    if lost := _EXECUTOR_LOST.search(text):
+        return GangError(
+            f"Spark lost {lost[1]} while a rank ran on it: {lost[2] or 'no reason given'}. If nobody ended it, its "
+            "memory ran out: give executors more (spark.executor.memory, spark.executor.memoryOverhead)"
+        )
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(("at ", "..."))]
     causes = [line for line in lines[2:] if _EXCEPTION_LINE.match(line)]
     return GangError("\n".join(["the gang's Spark job failed or was cancelled:", *lines[:2], *causes[-1:]]))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration import cluster_session
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(150)]
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = os.path.dirname(pyspark.__file__)
 SHIPPED = """
