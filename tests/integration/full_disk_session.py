@@ -1,4 +1,4 @@
-"""A session whose local disk is small, in a process of its own: ``python -m tests.integration.full_disk_session DIR``."""
+"""A session with a small local disk, in its own process: ``python -m tests.integration.full_disk_session DIR``."""
 
 from __future__ import annotations
 
