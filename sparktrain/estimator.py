@@ -83,9 +83,10 @@ class HasTraining(KeywordParams):
     )
     shuffle = GangParam(
         "shuffle",
-        "Permute each shard anew every epoch; False: the DataFrame's own order.",
-        params.boolean,
-        True,
+        "'local': permute each shard anew every epoch. 'global': deal the rows to the ranks by a hash of seed and "
+        "row, once a fit, as well. False: the DataFrame's own order. True means 'local'.",
+        params.shuffle,
+        "local",
     )
 
 
@@ -130,12 +131,18 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
             raise ParamError(
                 "fit takes a batch DataFrame, got a streaming one; fit inside foreachBatch, or read it as a table"
             )
+        if self._value(self.shuffle) == "global" and self._value(self.partitioned):
+            raise ParamError("shuffle='global' deals rows to ranks anew, and partitioned=True leaves them: choose one")
         plan = self._plan(dataset.schema)
         payload = self._payload(plan)
         num_proc = self._num_proc(spark)
         spec = self._gang_spec(spark, num_proc, plan, payload)
         outcome = launch(
-            plan.select(dataset),
+            plan.shards(
+                dataset,
+                None if self._value(self.partitioned) else num_proc,
+                seed=self._value(self.seed) if self._value(self.shuffle) == "global" else None,
+            ),
             spec,
             partitioned=self._value(self.partitioned),
             launch_timeout_s=self._value(self.launchTimeoutS),

@@ -115,10 +115,10 @@ def launch(
     Parameters
     ----------
     df : DataFrame
-        What `ColumnPlan.select` gave.
+        What `ColumnPlan.shards` gave.
     spec : GangSpec
     partitioned : bool
-        True: the DataFrame's partitions are the shards; else it is repartitioned to `spec.num_proc`.
+        True: the user said that the DataFrame's partitions are the shards.
     launch_timeout_s : float
     progress_label : str or None
         None: no progress bar.
@@ -130,7 +130,6 @@ def launch(
     """
     spark = session_of(df)
     check_cluster(spark, spec.num_proc, launch_timeout_s)
-    shards = df if partitioned else df.repartition(spec.num_proc)
     bar = ProgressBar(progress_label or "")
     listener = _listener(spark, bar) if progress_label else None
     if listener:
@@ -140,7 +139,7 @@ def launch(
     try:
         rows = run_job(
             spark,
-            shards.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect,
+            df.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect,
             launch_timeout_s=launch_timeout_s,
             waiting_for=_waiting_for(spec.num_proc, partitioned),
         )

@@ -81,6 +81,8 @@ class Spool:
     def _write_tensor(self, number: int, batch: pa.RecordBatch) -> None:
         spec = self._tensors[number]
         rows = assemble(spec, batch.columns, self._faults)
+        if spec.pad is not None and rows is not None and not len(rows):
+            return  # empty arrays: no item that would tell its shape
         if rows is not None and self._same_shape(number, rows) and not self._faults:
             self._files[number].write(np.ascontiguousarray(rows).data)
 
@@ -146,7 +148,7 @@ def agree_on_shapes(tensors: Sequence[TensorSpec], reports: Sequence[SpoolReport
         if len(found) > 1:
             seen = ", ".join(f"{shape} on rank {rank}" for shape, rank in found.items())
             raise DataError(f"column {spec.name!r} has rows of different shapes: {seen}; pad or cut them to one length")
-        shape = next(iter(found))
+        shape = next(iter(found), ())  # of padded arrays that are all empty, no item is there to tell
         assert shape is not None
         agreed.append(spec.with_shape(shape))
     return tuple(agreed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from sparktrain.model import GangModel
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.session import session_of
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
+from sparktrain.shards.tensors import TensorSpec
 from sparktrain.torch import bundle
+from sparktrain.torch.arguments import argument_names
 from sparktrain.torch.inputs import join_scalars
 from sparktrain.torch.predict import TorchPredictor
 
@@ -89,12 +92,15 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
     def _input_plan(self, schema: T.StructType) -> ColumnPlan:
         planner = ColumnPlanner(schema)
         groups = join_scalars(self.getModel(), self._value(self.featureCols), schema)
-        specs = planner.inputs(groups, self._value(self.featureDtypes), self._value(self.featureShapes))
-        if len(specs) != len(self._input_shapes):
+        specs = planner.inputs(
+            groups, self._value(self.featureDtypes), self._value(self.featureShapes), self._value(self.pad)
+        )
+        inputs = [spec for spec in specs if spec.role == "input"]
+        if len(inputs) != len(self._input_shapes):
             raise ParamError(
-                f"feature_cols give {len(specs)} inputs, but the model was trained on {len(self._input_shapes)}"
+                f"feature_cols give {len(inputs)} inputs, but the model was trained on {len(self._input_shapes)}"
             )
-        shaped = [replace(spec, shape=shape) for spec, shape in zip(specs, self._input_shapes, strict=True)]
+        shaped = [replace(spec, shape=shape) for spec, shape in zip(inputs, self._input_shapes, strict=True)]
         return planner.plan(shaped)
 
     def _output_fields(self) -> list[T.StructField]:
@@ -130,7 +136,7 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
             raise ParamError(f"output_cols names {len(given)} columns for {len(self._outputs)} outputs of the model")
         return list(given)
 
-    def _predictor(self, dataset: DataFrame) -> TorchPredictor:
+    def _predictor(self, dataset: DataFrame, inputs: Sequence[TensorSpec]) -> TorchPredictor:
         packed = self._packed()
         path = shipping.ship_bytes(session_of(dataset), packed.tensor_bytes())
         return TorchPredictor(
@@ -141,6 +147,7 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
             threshold=self._value(self.threshold),
             batch_size=self._value(self.inferenceBatchSize),
             output_shapes=tuple(shape for _, shape in self._outputs),
+            arguments=argument_names(inputs),
         )
 
     def _packed(self) -> bundle.Bundle:

@@ -12,10 +12,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from sparktrain.errors import DataError
 from sparktrain.shards.arrow import Array
+from sparktrain.shards.ragged import Ragged
 from sparktrain.torch import bundle
+from sparktrain.torch.arguments import Arguments, TransformBatch, transformed
 from sparktrain.torch.loss import as_outputs
-from sparktrain.torch.step import TransformBatch, transformed
 
 CACHED_MODELS = 4
 _models: OrderedDict[tuple[str, bytes], tuple[nn.Module, TransformBatch | None]] = OrderedDict()
@@ -37,6 +39,8 @@ class TorchPredictor:
         Rows per forward pass.
     output_shapes : tuple of tuple of int
         Each output's shape of one row.
+    arguments : tuple of str or None
+        As in `Arguments.names`.
     """
 
     structure: bytes
@@ -46,8 +50,9 @@ class TorchPredictor:
     threshold: float
     batch_size: int
     output_shapes: tuple[tuple[int, ...], ...]
+    arguments: tuple[str, ...] | None = None
 
-    def __call__(self, inputs: list[Array]) -> list[pa.Array]:
+    def __call__(self, inputs: list[Array | Ragged]) -> list[pa.Array]:
         results = self._forward(inputs)
         if self.prediction_type == "raw":
             shapes = self.output_shapes
@@ -56,16 +61,27 @@ class TorchPredictor:
             return [pa.array(_numpy(results[0].double()).reshape(-1))]
         return self._classes(results[0])
 
-    def _forward(self, inputs: list[Array]) -> list[Tensor]:
+    def _forward(self, inputs: list[Array | Ragged]) -> list[Tensor]:
         net, transform_batch = self._loaded()
-        tensors = [torch.from_numpy(_writable(values)) for values in inputs]
+        sources = [one if isinstance(one, Ragged) else torch.from_numpy(_writable(one)) for one in inputs]
         parts = []
         with torch.inference_mode():
-            for start in range(0, len(tensors[0]), self.batch_size):
-                rows = [tensor[start : start + self.batch_size] for tensor in tensors]
-                batch, _ = transformed(transform_batch, rows, None, training=False)
-                parts.append(as_outputs(net(*batch), labels=len(self.output_shapes)))
+            for start in range(0, len(sources[0]), self.batch_size):
+                given = Arguments(_rows(sources, start, start + self.batch_size), self.arguments)
+                batch, _ = transformed(transform_batch, given, None, training=False)
+                outputs = as_outputs(batch.call(net), labels=len(self.output_shapes))
+                self._check_shapes(outputs)
+                parts.append(outputs)
             return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
+
+    def _check_shapes(self, outputs: list[Tensor]) -> None:
+        for output, shape in zip(outputs, self.output_shapes, strict=False):
+            found = tuple(output.shape[1:])
+            if found != shape:
+                raise DataError(
+                    f"the model gives rows of shape {found} here, and of shape {shape} elsewhere; where that is the "
+                    "length of padded rows, use pad=n instead of pad='longest'"
+                )
 
     def _loaded(self) -> tuple[nn.Module, TransformBatch | None]:
         key = (self.weights_file, self.structure)
@@ -137,6 +153,17 @@ def vector_column(rows: Array) -> pa.Array:
     no_size = pa.nulls(count, pa.int32())
     no_indices = pa.nulls(count, pa.list_(pa.int32()))
     return pa.StructArray.from_arrays([dense, no_size, no_indices, values], ["type", "size", "indices", "values"])
+
+
+def _rows(sources: list[Tensor | Ragged], start: int, stop: int) -> list[Tensor]:
+    """Rows of each input, a padded one's mask behind it."""
+    rows: list[Tensor] = []
+    for one in sources:
+        if isinstance(one, Ragged):
+            rows += [torch.from_numpy(part) for part in one.take(np.arange(start, min(stop, len(one))))]
+        else:
+            rows.append(one[start:stop])
+    return rows
 
 
 def _numpy(tensor: Tensor) -> Array:
