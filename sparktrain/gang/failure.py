@@ -112,6 +112,11 @@ _SPARK_ERRORS = {
         "partitioned=True: Spark can't run a barrier stage right behind coalesce, union or a partition filter. "
         "Put repartition(num_proc) last, or leave partitioned=False"
     ),
+    "bigger than spark.driver.maxResultSize": (
+        "the trained model came back in Spark's rows and is larger than spark.driver.maxResultSize allows: raise it "
+        "(0: no limit), and spark.driver.memory to a few times the model's size; or, on a classic session, let "
+        "executors reach the driver's ports at spark.driver.host, for then large models don't come in rows"
+    ),
     "Python worker exited unexpectedly": (
         "Spark's Python worker of a rank's task was killed or crashed on its executor; if nobody killed it, its "
         "memory ran out: give executors more (spark.executor.memoryOverhead, spark.executor.pyspark.memory)"

@@ -87,7 +87,7 @@ def gpus(directory: Path) -> None:
         rendezvous_timeout_s=60.0,
         collective_timeout_s=60.0,
     )
-    df = line(spark).select("y", F.monotonically_increasing_id())
+    df = line(spark).select("y", F.monotonically_increasing_id()).repartition(2)
     outcome = launch(df, spec, partitioned=False, launch_timeout_s=60.0, progress_label=None)
     assert {info["visible"] for info in outcome.infos} == set(GPU_IDS), outcome.infos
     assert {info["device"] for info in outcome.infos} == {"cuda"}, outcome.infos
