@@ -124,7 +124,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> TorchModel:
         packed = bundle.dump(self._value(self.model), self._value(self.model))
-        trained = {**packed.tensors, **bundle.tensors_from_bytes(outcome.result)}
+        trained = {**packed.tensors, **bundle.tensors_from_file(outcome.result.path)}
         net = bundle.load(packed.structure, trained).eval()
         shapes = next(info["outputs"] for info in outcome.infos if info["outputs"] is not None)
         agreed = outcome.infos[0]["inputs"]
