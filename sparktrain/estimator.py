@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from sparktrain import backends, params, session, shipping
 from sparktrain.errors import ParamError
 from sparktrain.gang.launch import GangOutcome, launch
+from sparktrain.gang.result import MAX_RESULT_SIZE, check_rows_can_hold
 from sparktrain.gang.spec import GangSpec
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.shards.columns import ColumnPlan
@@ -83,9 +84,10 @@ class HasTraining(KeywordParams):
     )
     shuffle = GangParam(
         "shuffle",
-        "Permute each shard anew every epoch; False: the DataFrame's own order.",
-        params.boolean,
-        True,
+        "'local': permute each shard anew every epoch. 'global': deal the rows to the ranks by a hash of seed and "
+        "row, once a fit, as well. False: the DataFrame's own order. True means 'local'.",
+        params.shuffle,
+        "local",
     )
 
 
@@ -130,19 +132,33 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
             raise ParamError(
                 "fit takes a batch DataFrame, got a streaming one; fit inside foreachBatch, or read it as a table"
             )
+        if self._value(self.shuffle) == "global" and self._value(self.partitioned):
+            raise ParamError("shuffle='global' deals rows to ranks anew, and partitioned=True leaves them: choose one")
         plan = self._plan(dataset.schema)
         payload = self._payload(plan)
         num_proc = self._num_proc(spark)
+        result_bytes = len(payload.large)
+        if session.is_connect(spark):
+            check_rows_can_hold(result_bytes, session.setting(spark, MAX_RESULT_SIZE))
         spec = self._gang_spec(spark, num_proc, plan, payload)
+        del payload  # its large part is on its way to the executors
         outcome = launch(
-            plan.select(dataset),
+            plan.shards(
+                dataset,
+                None if self._value(self.partitioned) else num_proc,
+                seed=self._value(self.seed) if self._value(self.shuffle) == "global" else None,
+            ),
             spec,
             partitioned=self._value(self.partitioned),
             launch_timeout_s=self._value(self.launchTimeoutS),
             progress_label=type(self).__name__ if self._value(self.verbose) else None,
+            result_bytes=result_bytes,
         )
         logger.info("%s trained on %s rows by rank", type(self).__name__, list(outcome.rows))
-        return self._create_model(outcome, plan)
+        try:
+            return self._create_model(outcome, plan)
+        finally:
+            outcome.result.close()
 
     def _num_proc(self, spark: SparkSession) -> int:
         given = self._value(self.numProc)

@@ -22,8 +22,9 @@ from sparktrain import params
 from sparktrain.errors import ColumnError, DataError
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.shards.arrow import Array, Faults
-from sparktrain.shards.assemble import assemble
+from sparktrain.shards.assemble import assemble, assemble_ragged
 from sparktrain.shards.columns import ColumnPlan, quoted
+from sparktrain.shards.ragged import Ragged
 from sparktrain.shards.tensors import TensorSpec
 
 try:
@@ -39,8 +40,9 @@ class HasColumns(KeywordParams):
 
     featureCols = GangParam(
         "feature_cols",
-        "Feature columns, in the order of the model's inputs. A nested list of names joins its columns into "
-        "one input; several scalar columns for a model of one input are joined as well.",
+        "Feature columns, in the order of the model's inputs, or a dict of them by the name of the argument. A nested "
+        "list of names joins its columns into one input; several scalar columns for a model of one input are joined "
+        "as well.",
         params.column_groups,
     )
     featureDtypes = GangParam(
@@ -56,11 +58,19 @@ class HasColumns(KeywordParams):
         params.mapping(params.shape),
         {},
     )
+    pad = GangParam(
+        "pad",
+        "For array columns of varying length: 'longest' fills rows up with zeros to the longest of each batch, a "
+        "number to that length (longer rows are an error); a dict says it by column. Each padded input is followed by "
+        "its mask: bool, shape (batch, length), True where there is an element; by name it is <argument>_mask.",
+        params.padding,
+        None,
+    )
     transformBatch = GangParam(
         "transform_batch",
         "callable(inputs, labels, training) -> (inputs, labels), on tensors of a batch: scaling, augmentation. Runs "
         "in training, in validation (training=False) and in transform (labels=None, training=False). A single input "
-        "or label is a tensor, several are a list.",
+        "or label is a tensor, several are a list; inputs by name are a dict.",
         params.function,
         None,
         by_value=True,
@@ -85,12 +95,19 @@ class HasColumns(KeywordParams):
     inferenceBatchSize = GangParam(
         "inference_batch_size", "Rows per forward pass in transform.", params.integer(1), 1024
     )
+    maxModelsPerGpu = GangParam(
+        "max_models_per_gpu",
+        "In transform, where Spark assigns GPUs to tasks: how many copies of models a GPU holds at most; further tasks "
+        "predict on the CPU. 0: all do.",
+        params.integer(0),
+        4,
+    )
 
 
 class Predictor(Protocol):
     """Computes output columns from input tensors; frozen, small, picklable; loads the model where it runs."""
 
-    def __call__(self, inputs: list[Array]) -> list[pa.Array]: ...
+    def __call__(self, inputs: list[Array | Ragged]) -> list[pa.Array]: ...
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,10 @@ class Prediction:
         if not len(arrays[0]):
             return [pa.array([], type=kind) for kind in self.types]
         faults = Faults()
-        inputs = [assemble(spec, arrays, faults) for spec in self.tensors]
+        inputs = [
+            assemble(spec, arrays, faults) if spec.pad is None else assemble_ragged(spec, arrays, faults)
+            for spec in self.tensors
+        ]
         if faults:
             raise DataError(f"transform: {faults} (of {len(arrays[0]):,} rows in this Arrow batch)")
         return self.predictor([values for values in inputs if values is not None])
@@ -156,8 +176,8 @@ class GangModel(Model, HasColumns):
         """The columns that transform appends."""
 
     @abstractmethod
-    def _predictor(self, dataset: DataFrame) -> Predictor:
-        """The predictor; ships the weights to the executors."""
+    def _predictor(self, dataset: DataFrame, inputs: Sequence[TensorSpec]) -> Predictor:
+        """The predictor of these inputs; ships the weights to the executors."""
 
     def transformSchema(self, schema: StructType) -> StructType:
         """The input schema with the appended columns.
@@ -182,7 +202,8 @@ class GangModel(Model, HasColumns):
         plan = self._input_plan(dataset.schema)
         fields = self._output_fields()
         types = tuple(to_arrow(field) for field in fields)
-        prediction = Prediction(tuple(plan.specs("input")), self._predictor(dataset), types)
+        inputs = plan.specs("input")
+        prediction = Prediction(tuple(inputs), self._predictor(dataset, inputs), types)
         if arrow_udf is None:
             names = tuple(field.name for field in fields)
             return dataset.mapInArrow(PredictRows(prediction, plan.names, names), appended)

@@ -289,13 +289,46 @@ def column_names(value: Any) -> list[str]:
     return list(value)
 
 
-def column_groups(value: Any) -> list[str | list[str]]:
-    """Column names, where a nested list of names is one input made of several columns."""
+def column_groups(value: Any) -> list[str | list[str]] | dict[str, str | list[str]]:
+    """Column names, where a nested list of names is one input made of several columns; or a dict of those."""
+    if isinstance(value, Mapping):
+        if not value or not all(isinstance(key, str) and key for key in value):
+            raise ValueError("a dict of columns keyed by the model's argument")
+        return dict(zip(value, _groups(list(value.values())), strict=True))
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError("a list of column names (nest names in a list to join them into one input)")
+        raise ValueError("a list of column names (nest names in a list to join them into one input), or a dict")
+    return _groups(value)
+
+
+def _groups(value: Any) -> list[str | list[str]]:
     return [column_names(v) if isinstance(v, (list, tuple)) else string(v) for v in value]
+
+
+def shuffle(value: Any) -> str | bool:
+    """ "local", "global" or False; True is "local"."""
+    if value is True or value == "local":
+        return "local"
+    if value is False or (isinstance(value, str) and value == "global"):
+        return value
+    raise ValueError("'local' (or True), 'global' or False")
+
+
+def padding(value: Any) -> int | str | dict[str, int | str]:
+    """A length, "longest", or a dict of those by column."""
+    if isinstance(value, Mapping):
+        return {string(name): _length(one) for name, one in value.items()}
+    return _length(value)
+
+
+def _length(value: Any) -> int | str:
+    if value == "longest":
+        return "longest"
+    try:
+        return int(integer(1)(value))
+    except ValueError:
+        raise ValueError("'longest', a length of at least 1, or a dict of those by column") from None
 
 
 def mapping(value_converter: Convert) -> Convert:

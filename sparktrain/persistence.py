@@ -262,6 +262,7 @@ _CONTAINERS = {
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
     "torch.serialization": {"_get_layout"},
     "copyreg": {"_reconstructor"},
+    "sparktrain.torch.callbacks": {"EarlyStopping"},
 }
 _FUNCTIONS = ("torch.nn.functional", "torch._C._nn")
 _FUNCTION_HOMES = (*_FUNCTIONS, "torch")

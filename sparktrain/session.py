@@ -37,6 +37,12 @@ def setting(spark: SparkSession, key: str) -> str | None:
     return str(value) if value is not None else None
 
 
+def driver_host(spark: SparkSession) -> tuple[str, str]:
+    """A classic driver's address as executors know it, and the one that it listens on."""
+    host = setting(spark, "spark.driver.host") or "localhost"
+    return host, setting(spark, "spark.driver.bindAddress") or host
+
+
 def job_tags(spark: SparkSession) -> Any:
     """What has ``addTag`` and ``interruptTag``: the session, on pyspark 3.5 classic a stand-in for its context."""
     return spark if hasattr(spark, "addTag") else _TagsOfContext(spark)

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import logging
 import queue
-import secrets
 import socket
 import socketserver
 import sys
@@ -24,7 +23,8 @@ from typing import Any
 
 from tqdm.std import tqdm
 
-from sparktrain.gang.spec import ProgressAddress
+from sparktrain.gang.port import DriverPort
+from sparktrain.gang.spec import DriverAddress
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def _signed(secret: bytes, number: int, text: bytes) -> bytes:
 class EventRelay:
     """The task's end: a thread that forwards events, and drops them where the driver can't be reached."""
 
-    def __init__(self, target: ProgressAddress | None) -> None:
+    def __init__(self, target: DriverAddress | None) -> None:
         self._target = target
         self._events: queue.Queue[bytes | None] = queue.Queue(QUEUE_SIZE)
         self._thread = threading.Thread(target=self._forward, daemon=True, name="sparktrain-events")
@@ -84,7 +84,7 @@ class EventRelay:
 class _Lines(socketserver.StreamRequestHandler):
     """One connection: signed lines to `on_event`, until it closes or sends another line."""
 
-    server: _Server
+    server: ProgressListener
 
     def handle(self) -> None:
         number = 0
@@ -96,58 +96,20 @@ class _Lines(socketserver.StreamRequestHandler):
             number += 1
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, host: str, secret: bytes, on_event: Callable[[dict[str, Any]], None]) -> None:
-        self.address_family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        self.secret, self.on_event = secret, on_event
-        self.open: set[socket.socket] = set()
-        super().__init__(address, _Lines)  # type: ignore[arg-type]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self.open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a progress connection ended", exc_info=True)
-
-
-class ProgressListener:
+class ProgressListener(DriverPort):
     """The driver's end: calls `on_event` for each event that carries the run's signature, until closed.
 
     Parameters
     ----------
-    host : str
-        The driver's address as executors know it (``spark.driver.host``).
-    bind : str
-        The one address to listen on; most often the same.
+    host, bind : str
+        As for `DriverPort`.
     on_event : callable
         Called in a thread of the listener.
     """
 
     def __init__(self, host: str, bind: str, on_event: Callable[[dict[str, Any]], None]) -> None:
-        secret = secrets.token_bytes(32)
-        self._server = _Server(bind, secret, on_event)
-        self.address = ProgressAddress(host, self._server.server_address[1], secret)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), daemon=True, name="sparktrain-progress"
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Close the port and all connections."""
-        self._server.shutdown()
-        self._server.server_close()
-        for connection in list(self._server.open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join(2.0)
+        self.on_event = on_event
+        super().__init__(host, bind, _Lines, "progress")
 
 
 class ProgressBar:

@@ -121,11 +121,17 @@ _SPARK_ERRORS = {
         "partitioned=True: Spark can't run a barrier stage right behind coalesce, union or a partition filter. "
         "Put repartition(num_proc) last, or leave partitioned=False"
     ),
+    "bigger than spark.driver.maxResultSize": (
+        "the trained model came back in Spark's rows and is larger than spark.driver.maxResultSize allows: raise it "
+        "(0: no limit), and spark.driver.memory to a few times the model's size; or, on a classic session, let "
+        "executors reach the driver's ports at spark.driver.host, for then large models don't come in rows"
+    ),
     "Python worker exited unexpectedly": (
         "Spark's Python worker of a rank's task was killed or crashed on its executor; if nobody killed it, its "
         "memory ran out: give executors more (spark.executor.memoryOverhead, spark.executor.pyspark.memory)"
     ),
 }
+_EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \((executor \S+) .*?\)(?: Reason: (.*))?")
 _EXCEPTION_LINE = re.compile(r"^\w[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 
@@ -134,6 +140,11 @@ def explain(text: str) -> GangError:
     for sign, remedy in _SPARK_ERRORS.items():
         if sign in text:
             return GangError(remedy)
+    if lost := _EXECUTOR_LOST.search(text):
+        return GangError(
+            f"Spark lost {lost[1]} while a rank ran on it: {lost[2] or 'no reason given'}. If nobody ended it, its "
+            "memory ran out: give executors more (spark.executor.memory, spark.executor.memoryOverhead)"
+        )
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(("at ", "..."))]
     causes = [line for line in lines[2:] if _EXCEPTION_LINE.match(line)]
     return GangError("\n".join(["the gang's Spark job failed or was cancelled:", *lines[:2], *causes[-1:]]))

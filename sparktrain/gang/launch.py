@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,12 +14,17 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sparktrain.errors import DataError, GangError, NotEnoughSlots
+from sparktrain.gang import result
+from sparktrain.gang.delivery import ResultReceiver
 from sparktrain.gang.events import ProgressBar, ProgressListener
 from sparktrain.gang.failure import explain, find_report
 from sparktrain.gang.job import run_job
-from sparktrain.gang.spec import GangSpec
+from sparktrain.gang.port import DriverPort
+from sparktrain.gang.result import Result
+from sparktrain.gang.spec import DriverAddress, GangSpec
 from sparktrain.gang.task import ROW_DDL, run_task
 from sparktrain.session import (
+    driver_host,
     is_connect,
     promised_slots,
     registered_slots,
@@ -43,13 +49,13 @@ class GangOutcome:
         Each rank's return value of the trainer, in rank order.
     rows : tuple of int
         Each rank's shard.
-    result : bytes
-        Rank 0's result file.
+    result : Result
+        Rank 0's result file, on the driver's disk; the caller closes it.
     """
 
     infos: tuple[Any, ...]
     rows: tuple[int, ...]
-    result: bytes
+    result: Result
 
 
 def check_slots(
@@ -108,20 +114,28 @@ def fixed_slots(spark: SparkSession) -> bool:
 
 
 def launch(
-    df: DataFrame, spec: GangSpec, *, partitioned: bool, launch_timeout_s: float, progress_label: str | None
+    df: DataFrame,
+    spec: GangSpec,
+    *,
+    partitioned: bool,
+    launch_timeout_s: float,
+    progress_label: str | None,
+    result_bytes: int = 0,
 ) -> GangOutcome:
     """Run a gang over a DataFrame of exactly the spec's columns and wait for its outcome.
 
     Parameters
     ----------
     df : DataFrame
-        What `ColumnPlan.select` gave.
+        What `ColumnPlan.shards` gave.
     spec : GangSpec
     partitioned : bool
-        True: the DataFrame's partitions are the shards; else it is repartitioned to `spec.num_proc`.
+        True: the user said that the DataFrame's partitions are the shards.
     launch_timeout_s : float
     progress_label : str or None
         None: no progress bar.
+    result_bytes : int
+        About how large rank 0's result will be: over `IN_ROWS_BYTES` a port is opened for it.
 
     Raises
     ------
@@ -130,32 +144,38 @@ def launch(
     """
     spark = session_of(df)
     check_cluster(spark, spec.num_proc, launch_timeout_s)
-    shards = df if partitioned else df.repartition(spec.num_proc)
-    bar = ProgressBar(progress_label or "")
-    listener = _listener(spark, bar) if progress_label else None
-    if listener:
-        spec = replace(spec, progress=listener.address)
     if partitioned and fixed_slots(spark):
         launch_timeout_s = min(launch_timeout_s, FIXED_LAUNCH_S)
-    try:
-        rows = run_job(
-            spark,
-            shards.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect,
-            launch_timeout_s=launch_timeout_s,
-            waiting_for=_waiting_for(spec.num_proc, partitioned),
-        )
-    except GangError:
-        raise
-    except Exception as error:
-        report = find_report(str(error))
-        if report is None:
-            raise explain(str(error)) from error
-        raise report.to_error() from None
-    finally:
-        bar.close()
-        if listener:
-            listener.close()
-    return _outcome(rows, spec.num_proc)
+    with ExitStack() as stack:
+        if progress_label:
+            bar = ProgressBar(progress_label)
+            stack.callback(bar.close)
+            spec = replace(spec, progress=_address(stack, _listener(spark, bar)))
+        receiver = _receiver(spark) if result_bytes > result.IN_ROWS_BYTES else None
+        spec = replace(spec, delivery=_address(stack, receiver))
+        try:
+            rows = run_job(
+                spark,
+                df.mapInArrow(partial(run_task, spec), ROW_DDL, barrier=True).collect,
+                launch_timeout_s=launch_timeout_s,
+                waiting_for=_waiting_for(spec.num_proc, partitioned),
+            )
+        except GangError:
+            raise
+        except Exception as error:
+            report = find_report(str(error))
+            if report is None:
+                raise explain(str(error)) from error
+            raise report.to_error() from None
+    return _outcome(rows, spec.num_proc, receiver)
+
+
+def _address(stack: ExitStack, port: DriverPort | None) -> DriverAddress | None:
+    """The port's address; the port closes with the stack."""
+    if port is None:
+        return None
+    stack.callback(port.close)
+    return port.address
 
 
 def _waiting_for(num_proc: int, partitioned: bool) -> str:
@@ -168,24 +188,40 @@ def _listener(spark: SparkSession, bar: ProgressBar) -> ProgressListener | None:
     if is_connect(spark):
         logger.info("no live progress on Spark Connect: executors can't reach this client")
         return None
-    host = setting(spark, "spark.driver.host") or "localhost"
+    host, bind = driver_host(spark)
     try:
-        return ProgressListener(host, setting(spark, "spark.driver.bindAddress") or host, bar)
+        return ProgressListener(host, bind, bar)
     except OSError as error:
-        logger.warning("no live progress: can't listen on %s: %s", host, error)
+        logger.warning("no live progress: can't listen on %s: %s", bind, error)
         return None
 
 
-def _outcome(rows: list[Any], num_proc: int) -> GangOutcome:
+def _receiver(spark: SparkSession) -> ResultReceiver | None:
+    if is_connect(spark):
+        return None
+    host, bind = driver_host(spark)
+    try:
+        return ResultReceiver(host, bind)
+    except OSError as error:
+        logger.warning("a large result comes back in Spark's rows: can't listen on %s: %s", bind, error)
+        return None
+
+
+def _outcome(rows: list[Any], num_proc: int, receiver: ResultReceiver | None) -> GangOutcome:
     if not rows:  # adaptive execution starts no task at all where it finds the input empty
         raise DataError(NO_ROWS)
     outcomes = {row["rank"]: json.loads(bytes(row["data"])) for row in rows if row["kind"] == "outcome"}
     if sorted(outcomes) != list(range(num_proc)):
         raise GangError(f"expected the outcome of {num_proc} ranks, got it of ranks {sorted(outcomes)}")
-    parts = sorted((row["part"], bytes(row["data"])) for row in rows if row["kind"] == "result")
     ordered = [outcomes[rank] for rank in range(num_proc)]
     return GangOutcome(
-        tuple(one["info"] for one in ordered),
-        tuple(one["rows"] for one in ordered),
-        b"".join(data for _, data in parts),
+        tuple(one["info"] for one in ordered), tuple(one["rows"] for one in ordered), _result(rows, receiver)
     )
+
+
+def _result(rows: list[Any], receiver: ResultReceiver | None) -> Result:
+    sizes = [int(row["data"]) for row in rows if row["kind"] == "delivered"]
+    if sizes and receiver is not None:
+        return receiver.take(sizes[0])
+    parts = sorted((row for row in rows if row["kind"] == "result"), key=lambda row: row["part"])
+    return Result.of(row["data"] for row in parts)

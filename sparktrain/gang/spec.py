@@ -11,8 +11,8 @@ from sparktrain.shards.tensors import TensorSpec
 
 
 @dataclass(frozen=True)
-class ProgressAddress:
-    """Where rank 0's task sends events for the driver's progress bar."""
+class DriverAddress:
+    """A port of the driver's for rank 0's task, and the secret that it must show there."""
 
     host: str
     port: int
@@ -39,8 +39,10 @@ class GangSpec:
         How N processes become one gang.
     rendezvous_timeout_s, collective_timeout_s : float
         Deadlines: for all ranks to spool and meet, and for one collective operation.
-    progress : ProgressAddress or None
-        None: nobody listens.
+    progress : DriverAddress or None
+        Where events for the progress bar go; None: nobody listens.
+    delivery : DriverAddress or None
+        Where the result goes; None: into the stage's rows.
     """
 
     num_proc: int
@@ -51,7 +53,8 @@ class GangSpec:
     backend: str
     rendezvous_timeout_s: float
     collective_timeout_s: float
-    progress: ProgressAddress | None = None
+    progress: DriverAddress | None = None
+    delivery: DriverAddress | None = None
 
 
 @dataclass(frozen=True)

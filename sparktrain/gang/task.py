@@ -7,8 +7,8 @@ job, relays events, and returns outcome and result as rows.
 from __future__ import annotations
 
 import json
+import logging
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator
@@ -19,12 +19,16 @@ import pyarrow as pa
 
 from sparktrain.errors import GangError, SparktrainError
 from sparktrain.gang import rendezvous
+from sparktrain.gang.delivery import deliver
 from sparktrain.gang.events import EventRelay
 from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, find_report
 from sparktrain.gang.process import WorkerProcess
 from sparktrain.gang.rendezvous import BarrierView, Card
-from sparktrain.gang.spec import GangSpec, WorkerJob
-from sparktrain.shards.spool import Spool, agree_on_shapes, local_directory
+from sparktrain.gang.spec import DriverAddress, GangSpec, WorkerJob
+from sparktrain.shards.disk import unnamed_file
+from sparktrain.shards.spool import Spool, agree_on_shapes
+
+logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 << 20
 ROW_SCHEMA = pa.schema([("rank", pa.int64()), ("kind", pa.string()), ("part", pa.int64()), ("data", pa.binary())])
@@ -56,7 +60,8 @@ def run_rank(
     Yields
     ------
     RecordBatch
-        `ROW_SCHEMA`: one ``outcome`` row (JSON), and on rank 0 the result file in ``result`` rows.
+        `ROW_SCHEMA`: one ``outcome`` row (JSON), and on rank 0 the result file in ``result`` rows, or a
+        ``delivered`` row with its size.
 
     Raises
     ------
@@ -88,7 +93,7 @@ def _run(
     with ExitStack() as stack:
         spool = Spool(spec.tensors)
         stack.callback(spool.close)
-        result = stack.enter_context(tempfile.TemporaryFile(dir=local_directory()))
+        result = stack.enter_context(unnamed_file())
         listener = stack.enter_context(rendezvous.listen(address)) if rank == 0 else None
         fds = [*spool.fds, result.fileno(), *([listener.fileno()] if listener else [])]
         worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds))
@@ -115,11 +120,21 @@ def _run(
         info = worker.run(job, relay.send)
         yield _row(rank, "outcome", 0, json.dumps({"rows": report.rows, "info": info}).encode())
         if rank == 0:
-            yield from _result_rows(result)
+            yield from _result_rows(result, spec.delivery)
 
 
-def _result_rows(result: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """The result file in pieces; read by offset, since the worker shares the file's position."""
+def _result_rows(result: IO[bytes], delivery: DriverAddress | None) -> Iterator[pa.RecordBatch]:
+    """The result file in pieces; read by offset, since the worker shares the file's position.
+
+    Where the driver listens for it, one row that tells how many bytes it has received.
+    """
+    if delivery is not None:
+        try:
+            yield _row(0, "delivered", 0, b"%d" % deliver(delivery, result.fileno()))
+            return
+        except OSError as error:
+            where = f"{delivery.host}:{delivery.port}"
+            logger.warning("the driver at %s can't take the result, which goes into rows: %s", where, error)
     size = os.fstat(result.fileno()).st_size
     for part, offset in enumerate(range(0, size, CHUNK_BYTES)):
         yield _row(0, "result", part, os.pread(result.fileno(), CHUNK_BYTES, offset))

@@ -35,6 +35,9 @@ class Faults:
 
 
 NULL = "null rows (fill them, or drop them: df.na.drop(subset=[...]))"
+RAGGED_LIST = (
+    "rows of a length other than the first row's (bring them to one length; for features, pad='longest' or pad=n does)"
+)
 NULL_ELEMENT = "rows with null elements (fill or drop them)"
 RAGGED = "rows of a length other than the first row's (pad or cut them to one length)"
 SPARSE_INDEX = "sparse vectors with an index outside their size"
@@ -74,7 +77,7 @@ def _lists(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
         lengths = np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False))
         size = int(lengths[0]) if len(lengths) else 0
         if (lengths != size).any():
-            faults.add(column.name, RAGGED, _rows_with(lengths != size, shape[0]))
+            faults.add(column.name, RAGGED_LIST, _rows_with(lengths != size, shape[0]))
             return None
         array = array.flatten()
         if array.null_count:
@@ -83,6 +86,27 @@ def _lists(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
             return None
         shape.append(size)
     return _numbers(array).reshape(shape)
+
+
+def ragged_lists(column: ColumnSpec, array: pa.Array, faults: Faults) -> tuple[Array, Array] | None:
+    """The items of arrays of varying length, shape (items, *shape of one), and each row's length."""
+    if array.null_count:
+        faults.add(column.name, NULL, array.null_count)
+        return None
+    lengths = list_lengths(array)
+    items = array.flatten()
+    if items.null_count:
+        rows = np.repeat(np.arange(len(array)), lengths)
+        nulls = np.asarray(items.is_null().to_numpy(zero_copy_only=False))
+        faults.add(column.name, NULL_ELEMENT, len(np.unique(rows[nulls])))
+        return None
+    values = _lists(column, items, faults) if _is_list(items.type) else _numbers(items)
+    return None if values is None else (values, lengths)
+
+
+def list_lengths(array: pa.Array) -> Array:
+    """How many items each array has, shape (rows,), int64; no row is null."""
+    return np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False)).astype(np.int64)
 
 
 def _rows_with(faulty: Array, rows: int) -> int:

@@ -9,12 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from sparktrain.errors import DataError
-from sparktrain.shards.arrow import Array, Faults, column_values, flat_rows
+from sparktrain.shards.arrow import Array, Faults, column_values, flat_rows, list_lengths, ragged_lists
+from sparktrain.shards.ragged import Ragged
 from sparktrain.shards.tensors import TensorSpec
 
 
 def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> Array | None:
     """The rows of a tensor, shape (rows, *row shape), or None where the batch has faulty rows.
+
+    Of a padded input: the items of all rows, shape (items, *shape of one).
 
     Parameters
     ----------
@@ -29,6 +32,12 @@ def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> A
     DataError
         Where rows don't have the number of elements that the declared shape asks for.
     """
+    if spec.role == "length":  # the input it belongs to tells of faults
+        array = columns[spec.columns[0].field]
+        return None if array.null_count else list_lengths(array)
+    if spec.pad is not None:
+        ragged = assemble_ragged(spec, columns, faults)
+        return None if ragged is None else ragged.items
     parts = [column_values(column, columns[column.field], faults) for column in spec.columns]
     present = [values for values in parts if values is not None]
     if len(present) < len(parts):
@@ -40,6 +49,22 @@ def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> A
     if not _check_values(spec, rows, faults):
         return None
     return _shaped(spec, rows).astype(spec.dtype, copy=False)
+
+
+def assemble_ragged(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> Ragged | None:
+    """The rows of a padded input, not padded yet, or None where the batch has faulty rows."""
+    assert spec.pad is not None
+    column = spec.columns[0]
+    found = ragged_lists(column, columns[column.field], faults)
+    if found is None:
+        return None
+    items, lengths = found
+    if spec.pad != "longest":
+        longer = int(np.count_nonzero(lengths > spec.pad))
+        faults.add(spec.name, f"rows longer than pad={spec.pad} (raise it, or cut them: F.slice)", longer)
+        if longer:
+            return None
+    return Ragged.of(items.astype(spec.dtype, copy=False), lengths, spec.pad)
 
 
 def _shaped(spec: TensorSpec, rows: Array) -> Array:

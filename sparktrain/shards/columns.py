@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,10 +18,13 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql import types as T
 
 from sparktrain.errors import ColumnError
-from sparktrain.shards.tensors import KEY, ColumnSpec, Kind, Role, TensorSpec
+from sparktrain.shards.tensors import KEY, ColumnSpec, Kind, Pad, Role, TensorSpec
 
 LabelKind = Literal["class", "float", "as_is"]
 """What the loss takes: class ids (int64), floating values, or the column as it comes."""
+
+Group = str | Sequence[str]
+"""A column that is an input of its own, or columns joined into one."""
 
 SUPPORTED = "numeric, boolean, array of those, vector or binary"
 KEY_COLUMN = "__sparktrain_key"
@@ -38,6 +41,25 @@ class ColumnPlan:
         """The needed columns, and each row's key: made before any shuffle moves the row."""
         needed = [quoted(name).alias(f"c{field}") for field, name in enumerate(self.names)]
         return df.select(*needed, functions.monotonically_increasing_id().alias(KEY_COLUMN))
+
+    def shards(self, df: DataFrame, num_proc: int | None, *, seed: int | None) -> DataFrame:
+        """The needed columns in one partition a rank.
+
+        Parameters
+        ----------
+        df : DataFrame
+        num_proc : int or None
+            None: the partitions are the shards as they are.
+        seed : int or None
+            Deal rows by a hash of their key and this seed, so that each rank's are drawn from all of them;
+            None: by turns.
+        """
+        rows = self.select(df)
+        if num_proc is None:
+            return rows
+        if seed is None:
+            return rows.repartition(num_proc)
+        return rows.repartition(num_proc, functions.xxhash64(functions.lit(seed), functions.col(KEY_COLUMN)))
 
     def specs(self, role: Role) -> list[TensorSpec]:
         return [spec for spec in self.tensors if spec.role == role]
@@ -75,22 +97,46 @@ class ColumnPlanner:
 
     def inputs(
         self,
-        groups: Sequence[str | Sequence[str]],
+        groups: Sequence[Group] | Mapping[str, Group],
         dtypes: Mapping[str, str],
         shapes: Mapping[str, tuple[int, ...]],
+        pad: Pad | Mapping[str, Pad] | None = None,
     ) -> list[TensorSpec]:
-        """One spec an input: a name is an input of its own, a list of names is one joined input."""
-        flat = [name for group in groups for name in ([group] if isinstance(group, str) else group)]
-        for keyword, mapping in (("feature_dtypes", dtypes), ("feature_shapes", shapes)):
+        """One spec an input: a name is an input of its own, a list of names is one joined input.
+
+        A mapping gives the argument of ``forward`` for each. A padded input is followed by its lengths.
+        """
+        arguments: list[str | None] = list(groups) if isinstance(groups, Mapping) else [None] * len(groups)
+        members = list(groups.values()) if isinstance(groups, Mapping) else list(groups)
+        flat = [name for group in members for name in ([group] if isinstance(group, str) else group)]
+        by_column = self._padding(pad, [group for group in members if isinstance(group, str)])
+        for keyword, mapping in (("feature_dtypes", dtypes), ("feature_shapes", shapes), ("pad", by_column)):
             for name in mapping:
                 if name not in flat:
                     raise ColumnError(f"{keyword} names {name!r}, which is not one of feature_cols {flat}")
-        return [
-            self._single(group, dtypes, shapes) if isinstance(group, str) else self._joined(group, dtypes, shapes)
-            for group in groups
-        ]
+        specs = []
+        for argument, group in zip(arguments, members, strict=True):
+            if isinstance(group, str):
+                spec = self._single(group, dtypes, shapes, by_column.get(group))
+            else:
+                spec = self._joined(group, dtypes, shapes, by_column)
+            specs.append(replace(spec, argument=argument))
+            if spec.pad is not None:
+                specs.append(TensorSpec(spec.name, "length", spec.columns, "int64", ()))
+        return specs
 
-    def _single(self, name: str, dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> TensorSpec:
+    def _padding(self, pad: Pad | Mapping[str, Pad] | None, own: Sequence[str]) -> Mapping[str, Pad]:
+        """The padding of each column; a single value is meant for all arrays that are inputs of their own."""
+        if pad is None or isinstance(pad, Mapping):
+            return pad or {}
+        arrays = {name: pad for name in own if kind_of(self.data_type(name, "feature_cols")) == "list"}
+        if not arrays:
+            raise ColumnError(f"pad={pad!r}: none of feature_cols {list(own)} is an array column of its own")
+        return arrays
+
+    def _single(
+        self, name: str, dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], pad: Pad | None
+    ) -> TensorSpec:
         column = self._column(name, "feature_cols", dtypes.get(name))
         if column.kind == "binary" and (name not in dtypes or name not in shapes):
             raise ColumnError(
@@ -100,6 +146,12 @@ class ColumnPlanner:
         default = "int64" if isinstance(self._element(name), T.IntegralType) else "float32"
         dtype = dtypes.get(name, default)
         shape = shapes.get(name)
+        if pad is not None:
+            if column.kind != "list":
+                raise ColumnError(f"pad: column {name!r} is {self._describe(name)}; only arrays vary in length")
+            if shape is not None:
+                raise ColumnError(f"pad and feature_shapes both name {name!r}; an array that varies in length has none")
+            return TensorSpec(name, "input", (column,), dtype, pad=pad)
         scalar = () if np.dtype(dtype).kind in "iu" else (1,)
         return TensorSpec(
             name,
@@ -111,13 +163,18 @@ class ColumnPlanner:
         )
 
     def _joined(
-        self, names: Sequence[str], dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+        self,
+        names: Sequence[str],
+        dtypes: Mapping[str, str],
+        shapes: Mapping[str, tuple[int, ...]],
+        pad: Mapping[str, Pad],
     ) -> TensorSpec:
-        shaped = [name for name in names if name in shapes]
-        if shaped:
-            raise ColumnError(
-                f"feature_shapes: {shaped[0]!r} is joined with other columns; only an input of its own has a shape"
-            )
+        for keyword, mapping, what in (("feature_shapes", shapes, "has a shape"), ("pad", pad, "can be padded")):
+            named = [name for name in names if name in mapping]
+            if named:
+                raise ColumnError(
+                    f"{keyword}: {named[0]!r} is joined with other columns; only an input of its own {what}"
+                )
         columns = tuple(self._column(name, "feature_cols") for name in names)
         binary = [column.name for column in columns if column.kind == "binary"]
         if binary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -10,6 +11,7 @@ from math import prod
 import numpy as np
 
 from sparktrain.shards.arrow import Array
+from sparktrain.shards.ragged import Ragged
 from sparktrain.shards.tensors import Role, TensorSpec
 
 
@@ -25,15 +27,20 @@ class Shard:
     arrays: tuple[Array, ...]
 
     def by_role(self, role: Role) -> list[Array]:
-        """The arrays of a role, in the user's order."""
+        """The arrays of a role, in the user's order; a padded input's are its items."""
         return [array for spec, array in zip(self.tensors, self.arrays, strict=True) if spec.role == role]
 
     def specs(self, role: Role) -> list[TensorSpec]:
         return [spec for spec in self.tensors if spec.role == role]
 
     @property
-    def inputs(self) -> list[Array]:
-        return self.by_role("input")
+    def inputs(self) -> list[Array | Ragged]:
+        lengths = iter(self.by_role("length"))
+        return [
+            array if spec.pad is None else Ragged.of(array, next(lengths), spec.pad)
+            for spec, array in zip(self.tensors, self.arrays, strict=True)
+            if spec.role == "input"
+        ]
 
     @property
     def labels(self) -> list[Array]:
@@ -66,7 +73,10 @@ def open_shard(tensors: Sequence[TensorSpec], fds: Sequence[int], rows: int) -> 
 
 def _mapped(spec: TensorSpec, fd: int, rows: int) -> Array:
     assert spec.shape is not None, "shapes are agreed on before a shard is opened"
-    dtype, shape = np.dtype(spec.dtype), (rows, *spec.shape)
+    dtype = np.dtype(spec.dtype)
+    if spec.pad is not None:  # the file tells how many items the rows have
+        rows = os.fstat(fd).st_size // (prod(spec.shape) * dtype.itemsize)
+    shape = (rows, *spec.shape)
     size = prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype=dtype)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Role = Literal["input", "label", "weight", "validation", "key"]
+Role = Literal["input", "length", "label", "weight", "validation", "key"]
+"""``length``: how many items each row of a padded input has; it follows that input."""
+Pad = int | Literal["longest"]
 Kind = Literal["number", "list", "vector", "binary"]
 
 
@@ -52,6 +54,11 @@ class TensorSpec:
         True where the user declared `shape`: rows are reshaped to it.
     integral : bool
         True where only whole numbers are allowed (class ids that arrive as floating point).
+    pad : int, "longest" or None
+        Rows are arrays of varying length, filled up with zeros to this length or to the longest of a batch;
+        `shape` is then that of one item, and the rows lie back to back.
+    argument : str or None
+        The argument of the model's ``forward`` that takes it; None: by position.
     """
 
     name: str
@@ -61,13 +68,16 @@ class TensorSpec:
     shape: tuple[int, ...] | None = None
     declared: bool = False
     integral: bool = False
+    pad: Pad | None = None
+    argument: str | None = None
 
     def with_shape(self, shape: tuple[int, ...]) -> TensorSpec:
         return replace(self, shape=shape)
 
     def describe(self) -> str:
         """``features: float32, shape (batch, 20)``, for error messages."""
-        sizes = "".join(f", {size}" for size in self.shape or ())
+        axes = (*(["length"] if self.pad == "longest" else [] if self.pad is None else [self.pad]), *(self.shape or ()))
+        sizes = "".join(f", {size}" for size in axes)
         return f"{self.name}: {self.dtype}, shape (batch{sizes or ','})"
 
 

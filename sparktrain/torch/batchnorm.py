@@ -45,6 +45,9 @@ class GlobalBatchNorm:
         layer = self.layer
         if not layer.training:
             return type(layer).forward(layer, x)
+        if x.dtype in (torch.float16, torch.bfloat16):  # under autocast: moments in float32, as torch's own layers
+            with torch.autocast(x.device.type, enabled=False):
+                return self(x.float()).to(x.dtype)
         others = [0, *range(2, x.ndim)]
         count = torch.full((1,), x.numel() / x.shape[1], dtype=x.dtype, device=x.device)
         sums = self._add_up(torch.cat([x.sum(others), count]))

@@ -30,6 +30,9 @@ class Collective(Protocol):
     def gather(self, value: int) -> list[int]:
         """Every rank's value, in rank order."""
 
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order; they may differ in length."""
+
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Give every rank the root's values, in place."""
 
@@ -45,6 +48,9 @@ class Alone:
 
     def gather(self, value: int) -> list[int]:
         return [value]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data]
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         return
@@ -69,6 +75,16 @@ class TorchDistributed:
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(found, torch.tensor([value]))
         return [int(one) for one in found]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        sizes = self.gather(len(data))
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        if data:
+            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        found = [torch.empty_like(padded) for _ in sizes]
+        if len(padded):
+            dist.all_gather(found, padded)
+        return [bytes(one[:size].numpy()) for one, size in zip(found, sizes, strict=True)]
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         dist.broadcast(tensor, root)

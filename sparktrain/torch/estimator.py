@@ -6,150 +6,23 @@ import warnings
 from typing import Any
 
 from pyspark.sql.types import StructType
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from sparktrain import params, persistence
+from sparktrain import persistence
 from sparktrain.errors import ParamError
 from sparktrain.estimator import GangEstimator, Payload
 from sparktrain.gang.launch import GangOutcome
 from sparktrain.model import HasColumns
-from sparktrain.params import GangParam, KeywordParams
+from sparktrain.params import GangParam
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
 from sparktrain.torch import bundle
+from sparktrain.torch.checks import check_bound, check_monitored, started_from
 from sparktrain.torch.held import TorchValue
-from sparktrain.torch.inputs import join_scalars
+from sparktrain.torch.inputs import check_signature, join_scalars
 from sparktrain.torch.loss import label_kind
-from sparktrain.torch.model import HasModuleOutputs, TorchModel
+from sparktrain.torch.model import HasModuleOutputs, TorchModel, module
+from sparktrain.torch.params import HasTorchTraining
 from sparktrain.torch.spec import TrainSpec
 from sparktrain.torch.trainer import TrainObjects
-
-
-def _module(value: Any) -> nn.Module:
-    if any(kind.__name__ == "LightningModule" for kind in type(value).__mro__):
-        raise ValueError("a plain torch.nn.Module: pass the LightningModule's inner module, and its loss as loss=")
-    if not isinstance(value, nn.Module):
-        raise ValueError("a torch.nn.Module instance")
-    return value
-
-
-def _optimizer(value: Any) -> Any:
-    if not isinstance(value, Optimizer) and not callable(value):
-        raise ValueError("a torch.optim.Optimizer over the model's parameters, or a callable of its parameters")
-    return value
-
-
-def _losses(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [params.function(one) for one in value]
-    return params.function(value)
-
-
-def _metric(value: Any) -> Any:
-    if hasattr(value, "update") and hasattr(value, "compute"):
-        raise ValueError("callables metric(output, target) -> mean over the batch; torchmetrics objects come later")
-    return params.function(value)
-
-
-def _scheduler(value: Any) -> Any:
-    if not isinstance(value, LRScheduler) and not callable(value):
-        raise ValueError("a callable of the optimizer that returns a scheduler, or a scheduler of the optimizer given")
-    return value
-
-
-class HasTorchTraining(KeywordParams):
-    """What to train, towards what, and on which rows."""
-
-    optimizer = GangParam(
-        "optimizer",
-        "A torch.optim.Optimizer over the model's own parameters (its groups and settings are kept), or a "
-        "callable that takes model.parameters() and returns one. The learning rate is used as given.",
-        _optimizer,
-        by_value=True,
-    )
-    loss = GangParam(
-        "loss",
-        "A torch.nn loss, or a callable(output, target) that returns one value a row, shape (batch,), or the "
-        "mean of the batch. A list: one for each label.",
-        _losses,
-        by_value=True,
-    )
-    lossWeights = GangParam("loss_weights", "Weight of each label's loss in their sum.", params.numbers, None)
-    metrics = GangParam(
-        "metrics",
-        "Name -> callable(output, target) that returns the mean of a batch; averaged over all ranks by rows. "
-        "With several labels it is given lists.",
-        params.mapping(_metric),
-        {},
-        by_value=True,
-    )
-    lrScheduler = GangParam(
-        "lr_scheduler",
-        "A callable that takes the optimizer and returns a torch.optim.lr_scheduler, or a scheduler bound to "
-        "the optimizer given. ReduceLROnPlateau watches val_loss, without validation the loss.",
-        _scheduler,
-        None,
-        by_value=True,
-    )
-    lrSchedulerInterval = GangParam(
-        "lr_scheduler_interval",
-        "When the scheduler steps: 'epoch' or 'step'.",
-        params.one_of("epoch", "step"),
-        "epoch",
-    )
-    labelCols = GangParam(
-        "label_cols",
-        "Label columns, one per model output. A scalar column is a target of shape (batch,), viewed as "
-        "(batch, 1) against an output of that shape.",
-        params.column_names,
-        aliases=("label_col",),
-    )
-    labelDtype = GangParam(
-        "label_dtype",
-        "NumPy dtype name of the labels. By default what the loss takes: int64 class ids, or float32.",
-        params.dtype_name,
-        None,
-    )
-    sampleWeightCol = GangParam(
-        "sample_weight_col",
-        "Column of row weights, finite and not negative.",
-        params.string,
-        None,
-        aliases=("weight_col",),
-    )
-    validation = GangParam(
-        "validation",
-        "Rows to hold out: a fraction, drawn by hashed row key and seed, or the name of a boolean column.",
-        params.fraction_or_column,
-        None,
-    )
-    gradientAccumulationSteps = GangParam(
-        "gradient_accumulation_steps",
-        "Batches of each rank that add up to one optimizer step: the global batch is num_proc * batch_size * this, "
-        "in the memory of one batch.",
-        params.integer(1),
-        1,
-    )
-    maxGradNorm = GangParam(
-        "max_grad_norm",
-        "Clip the norm of the whole global gradient, as torch.nn.utils.clip_grad_norm_ does. None: no clipping.",
-        params.number(above=0),
-        None,
-    )
-    syncBatchnorm = GangParam(
-        "sync_batchnorm",
-        "BatchNorm normalises by the moments of the global batch, on CPU and GPU, which makes it exact. A rank "
-        "that has run out of rows then passes an empty batch, shape (0, …), through the model.",
-        params.boolean,
-        False,
-    )
-    findUnusedParameters = GangParam(
-        "find_unused_parameters",
-        "As in torch's DistributedDataParallel: True where a forward pass does not use every parameter.",
-        params.boolean,
-        False,
-    )
 
 
 class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, HasTorchTraining, persistence.Saveable):
@@ -173,16 +46,19 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
     trainer = "sparktrain.torch.trainer:train"
     _holder = TorchValue
 
-    model = GangParam("model", "The torch.nn.Module to train; it is copied, not changed.", _module, by_value=True)
+    model = GangParam("model", "The torch.nn.Module to train; it is copied, not changed.", module, by_value=True)
 
     def _plan(self, schema: StructType) -> ColumnPlan:
         planner = ColumnPlanner(schema)
         groups = join_scalars(self._value(self.model), self._value(self.featureCols), schema)
-        tensors = planner.inputs(groups, self._value(self.featureDtypes), self._value(self.featureShapes))
-        labels = self._value(self.labelCols)
-        leaked = sorted(
-            {name for group in groups for name in ([group] if isinstance(group, str) else group)} & set(labels)
+        tensors = planner.inputs(
+            groups, self._value(self.featureDtypes), self._value(self.featureShapes), self._value(self.pad)
         )
+        inputs = [spec for spec in tensors if spec.role == "input"]
+        transforms = self._value(self.transformBatch) is not None
+        check_signature(self._value(self.model), inputs, transforms=transforms)
+        labels = self._value(self.labelCols)
+        leaked = sorted({column.name for spec in inputs for column in spec.columns} & set(labels))
         if leaked:
             warnings.warn(f"label_cols {leaked} are also in feature_cols: the model is given its answer", stacklevel=4)
         for name, loss in zip(labels, self._loss_list(len(labels)), strict=True):
@@ -221,11 +97,12 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             max_grad_norm=self._value(self.maxGradNorm),
             epochs=self._value(self.epochs),
             seed=self._value(self.seed),
-            shuffle=self._value(self.shuffle),
+            shuffle=self._value(self.shuffle) is not False,
             validation=validation if isinstance(validation, float) else None,
             loss_weights=tuple(weights),
             lr_scheduler_interval=self._value(self.lrSchedulerInterval),
             sync_batchnorm=self._value(self.syncBatchnorm),
+            mixed_precision=self._value(self.mixedPrecision),
             find_unused_parameters=self._value(self.findUnusedParameters),
         )
         objects = TrainObjects(
@@ -235,14 +112,19 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             metrics=self._value(self.metrics),
             lr_scheduler=self._value(self.lrScheduler),
             transform_batch=self._value(self.transformBatch),
+            callbacks=self._value(self.callbacks),
         )
         check_bound(objects, spec)
+        check_monitored(objects.callbacks, validates=validation is not None)
         packed = bundle.dump(objects, objects.model)
+        initial = self._value(self.initialModel)
+        if initial is not None:
+            packed = started_from(packed, objects.model, initial)
         return Payload({"spec": spec, "objects": packed.structure}, "tensors", packed.tensor_bytes())
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> TorchModel:
         packed = bundle.dump(self._value(self.model), self._value(self.model))
-        trained = {**packed.tensors, **bundle.tensors_from_bytes(outcome.result)}
+        trained = {**packed.tensors, **bundle.tensors_from_file(outcome.result.path)}
         net = bundle.load(packed.structure, trained).eval()
         shapes = next(info["outputs"] for info in outcome.infos if info["outputs"] is not None)
         agreed = outcome.infos[0]["inputs"]
@@ -268,31 +150,3 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
         values = bundle.load(saved.structure, bundle.tensors_from_file(saved.tensors_file), unpickler)
         for name, value in values.items():
             self._set(**{name: value})
-
-
-def check_bound(objects: TrainObjects, spec: TrainSpec) -> None:
-    """Optimizer and scheduler instances must belong to the model and to one another.
-
-    Raises
-    ------
-    ParamError
-        Where they don't: training would change other weights than the model's, or none.
-    """
-    optimizer, scheduler = objects.optimizer, objects.lr_scheduler
-    if not any(p.requires_grad for p in objects.model.parameters()):
-        raise ParamError("model: no parameter requires a gradient, so there is nothing to train")
-    if isinstance(optimizer, Optimizer):
-        modules = [objects.model, *(loss for loss in objects.losses if isinstance(loss, nn.Module))]
-        owned = {id(p) for module in modules for p in module.parameters()}
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        foreign = sum(id(p) not in owned for p in held)
-        if foreign:
-            raise ParamError(
-                f"optimizer: {foreign} of its {len(held)} parameters are not the model's; make it from "
-                "model.parameters() of the same model object, or pass a callable of the parameters"
-            )
-    if isinstance(scheduler, LRScheduler) and scheduler.optimizer is not optimizer:
-        raise ParamError("lr_scheduler is bound to another optimizer than the one given; pass a callable instead")
-    plateau = isinstance(scheduler, ReduceLROnPlateau) or scheduler is ReduceLROnPlateau
-    if plateau and spec.lr_scheduler_interval == "step":
-        raise ParamError("lr_scheduler: ReduceLROnPlateau watches an epoch's loss; use lr_scheduler_interval='epoch'")

@@ -1,16 +1,24 @@
-"""Epoch means over all ranks, weighted by real rows: losses and the user's metric functions."""
+"""Epoch values over all ranks: losses and metric functions as means by real rows, torchmetrics objects merged."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sparktrain.errors import ParamError
 from sparktrain.torch.collective import Collective
 
 MetricFunction = Callable[[Any, Any], Any]
+
+
+def is_metric_object(metric: Any) -> bool:
+    """Whether it accumulates by itself, as a torchmetrics ``Metric`` or ``MetricCollection`` does."""
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
 class EpochMeans:
@@ -21,15 +29,20 @@ class EpochMeans:
     losses : int
         How many losses there are.
     metrics : mapping of str to callable
-        ``metric(output, target)``, a mean over the batch; with several labels it gets lists.
+        ``metric(output, target)``, a mean over the batch; with several labels it gets lists. Or torchmetrics
+        objects, which this pass updates in place: give it a copy of its own.
     """
 
-    def __init__(self, losses: int, metrics: Mapping[str, MetricFunction]) -> None:
-        self._metrics = dict(metrics)
+    def __init__(self, losses: int, metrics: Mapping[str, Any]) -> None:
+        self._functions = {name: metric for name, metric in metrics.items() if not is_metric_object(metric)}
+        self._objects = {name: metric for name, metric in metrics.items() if is_metric_object(metric)}
+        self._order = list(metrics)
         self._numerators = torch.zeros(losses, dtype=torch.float64)
         self._denominators = torch.zeros(losses, dtype=torch.float64)
-        self._sums = torch.zeros(len(self._metrics), dtype=torch.float64)
+        self._sums = torch.zeros(len(self._functions), dtype=torch.float64)
         self._rows = 0
+        for metric in self._objects.values():
+            metric.reset()
 
     def add_loss(self, numerators: Tensor, denominators: Tensor) -> None:
         """Add a batch's sums, each of shape (losses,)."""
@@ -42,15 +55,17 @@ class EpochMeans:
     def add_metrics(self, outputs: Sequence[Tensor], targets: Sequence[Tensor], rows: int) -> None:
         """Evaluate the metrics on a batch of `rows` rows."""
         self._rows += rows
-        if not self._metrics:
+        if not self._order:
             return
         pair = (outputs[0], targets[0]) if len(outputs) == 1 else (list(outputs), list(targets))
         with torch.no_grad():
-            for position, (name, metric) in enumerate(self._metrics.items()):
-                value = torch.as_tensor(metric(*pair)).detach()
+            for position, (name, function) in enumerate(self._functions.items()):
+                value = torch.as_tensor(function(*pair)).detach()
                 if value.numel() != 1:
                     raise ValueError(f"metric {name!r} must return one number a batch, got shape {tuple(value.shape)}")
                 self._sums[position] += float(value) * rows
+            for metric in self._objects.values():
+                _update(metric, *pair)
 
     def local_loss(self, weights: Sequence[float]) -> float:
         """This rank's loss so far, for live progress."""
@@ -61,18 +76,104 @@ class EpochMeans:
         return self._rows
 
     def reduce(self, collective: Collective, weights: Sequence[float], prefix: str = "") -> dict[str, float]:
-        """The global means by name, ``loss`` first; every rank calls it, also one that saw no rows."""
+        """The global values by name, ``loss`` first; every rank calls it, also one that saw no rows."""
         rows = torch.tensor([self._rows], dtype=torch.float64)
         flat = torch.cat([self._numerators.cpu(), self._denominators.cpu(), self._sums, rows])
         collective.sum(flat)
-        losses, metrics = len(self._numerators), len(self._metrics)
+        losses, metrics = len(self._numerators), len(self._functions)
         numerators, denominators, sums, total = torch.split(flat, [losses, losses, metrics, 1])
-        means = {f"{prefix}loss": _weighted(numerators, denominators, weights)}
-        for name, value in zip(self._metrics, sums.tolist(), strict=True):
-            means[f"{prefix}{name}"] = value / float(total) if total else float("nan")
-        return means
+        found: dict[str, dict[str, float]] = {}
+        for name, value in zip(self._functions, sums.tolist(), strict=True):
+            found[name] = {name: value / float(total) if total else float("nan")}
+        for name, metric in self._objects.items():
+            found[name] = _values(name, _merged(metric, self._rows > 0, collective))
+        values = {f"{prefix}loss": _weighted(numerators, denominators, weights)}
+        for name in self._order:
+            values |= {f"{prefix}{key}": value for key, value in found[name].items()}
+        return values
 
 
 def _weighted(numerators: Tensor, denominators: Tensor, weights: Sequence[float]) -> float:
     means = numerators / denominators
     return float((means * torch.tensor(weights, dtype=torch.float64)).sum())
+
+
+# torchmetrics objects. Their own synchronisation can hang: a rank that saw no rows gathers an empty state of another
+# shape and dtype, or none. So the ranks exchange whole objects, those without rows an empty message, and every rank
+# reduces the states as the objects declare it (`add_state(dist_reduce_fx=…)`).
+
+
+def _update(metric: Any, output: Any, target: Any) -> None:
+    """Binary losses take float labels, torchmetrics' classification whole numbers: those are exact in both."""
+    of_classes = "classification" in type(metric).__module__ or any(
+        "classification" in type(part).__module__ for part in getattr(metric, "values", list)()
+    )
+    if (
+        of_classes
+        and isinstance(target, Tensor)
+        and target.is_floating_point()
+        and bool((target == target.int()).all())
+    ):
+        target = target.int()
+    metric.update(output, target)
+
+
+def _merged(metric: Any, updated: bool, collective: Collective) -> Any:
+    """The metric over all ranks' rows, or None where nobody had any."""
+    mine = pickle.dumps(copy.deepcopy(metric).cpu()) if updated else b""
+    ranks = [pickle.loads(data) for data in collective.gather_bytes(mine) if data]
+    if not ranks:
+        return None
+    first = ranks[0]
+    for parts in zip(*[_stateful(one) for one in ranks], strict=True):
+        _merge_states(parts)
+    return first
+
+
+def _stateful(metric: nn.Module) -> list[Any]:
+    """The metric and those inside it (collections, wrappers) that hold states."""
+    return [module for module in metric.modules() if hasattr(module, "_reductions")]
+
+
+def _merge_states(ranks: Sequence[Any]) -> None:
+    """Reduce one metric's states over ranks into the first, as ``Metric.sync`` does with gathered ones."""
+    first, used = ranks[0], [one for one in ranks if one.update_called]
+    first.distributed_available_fn = lambda: False
+    for name, reduce_states in first._reductions.items() if used else ():
+        states = [getattr(one, name) for one in used]
+        if isinstance(states[0], list):
+            gathered: Any = [tensor for state in states for tensor in state]
+            reduced = reduce_states(gathered) if reduce_states is not None and gathered else gathered
+            reduced = [reduced] if isinstance(reduced, Tensor) else reduced
+        else:
+            gathered = torch.stack(states)
+            reduced = reduce_states(gathered) if reduce_states is not None else gathered
+        setattr(first, name, reduced)
+    if used:
+        first._update_count = sum(one._update_count for one in used)
+        first._computed = None
+
+
+def _values(name: str, metric: Any) -> dict[str, float]:
+    """What a metric computes, as numbers by name; a collection's as ``name_key``.
+
+    Raises
+    ------
+    ParamError
+        For a metric that gives more than one number.
+    """
+    if metric is None:
+        return {name: float("nan")}
+    computed = metric.compute()
+    parts = (
+        {f"{name}_{key}": part for key, part in computed.items()} if isinstance(computed, dict) else {name: computed}
+    )
+    for key, part in parts.items():
+        shape = tuple(part.shape) if isinstance(part, Tensor) else None
+        if shape is None or part.numel() != 1:
+            what = type(part).__name__ if shape is None else f"a tensor of shape {shape}"
+            raise ParamError(
+                f"metric {key!r} computes {what}, but history holds "
+                "one number a metric: let it average (average='macro'), or use a callable"
+            )
+    return {key: float(part) for key, part in parts.items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Interval = Literal["epoch", "step"]
+MixedPrecision = Literal["bf16", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class TrainSpec:
         ``"epoch"`` or ``"step"``: when the scheduler steps.
     sync_batchnorm : bool
         BatchNorm over the global batch.
+    mixed_precision : str or None
+        ``"bf16"`` or ``"fp16"``: autocast around the forward pass.
     find_unused_parameters : bool
         As in `torch.nn.parallel.DistributedDataParallel`.
     """
@@ -45,6 +48,7 @@ class TrainSpec:
     loss_weights: tuple[float, ...]
     lr_scheduler_interval: Interval
     sync_batchnorm: bool
+    mixed_precision: MixedPrecision | None
     find_unused_parameters: bool
 
     @property

@@ -8,11 +8,13 @@ the rows each rank brings, down to none.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,21 +24,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from sparktrain.errors import DataError
+from sparktrain.errors import DataError, ParamError
 from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.torch import bundle
+from sparktrain.torch.arguments import TransformBatch
 from sparktrain.torch.batchnorm import synchronise
+from sparktrain.torch.callbacks import Callback, TrainState
 from sparktrain.torch.collective import Collective, join
 from sparktrain.torch.denominators import Denominators
 from sparktrain.torch.loss import Criterion
-from sparktrain.torch.metrics import EpochMeans, MetricFunction
+from sparktrain.torch.metrics import EpochMeans, is_metric_object
+from sparktrain.torch.precision import Precision
+from sparktrain.torch.progress import Progress
 from sparktrain.torch.spec import TrainSpec
-from sparktrain.torch.step import Batch, Feed, LossStep, StepResult, TransformBatch
+from sparktrain.torch.step import Batch, Feed, LossStep, StepResult
 from sparktrain.torch.strategy import DataParallel, Strategy
-
-PROGRESS_S = 0.2
 
 
 @dataclass
@@ -46,9 +50,10 @@ class TrainObjects:
     model: nn.Module
     optimizer: Any
     losses: list[Any]
-    metrics: Mapping[str, MetricFunction]
+    metrics: Mapping[str, Any]
     lr_scheduler: Any = None
     transform_batch: TransformBatch | None = None
+    callbacks: list[Callback] = field(default_factory=list)
 
 
 def train(context: WorkerContext) -> dict[str, Any]:
@@ -115,7 +120,8 @@ class Trainer:
     ) -> None:
         self._spec = spec
         self._shard = shard
-        self._metrics = objects.metrics
+        self._metrics, self._val_metrics = (_copies(objects.metrics, device) for _ in range(2))
+        self._callbacks = objects.callbacks
         self._collective = collective
         self._emit = emit
         self._device = device
@@ -125,7 +131,7 @@ class Trainer:
         self._train_rows, self._val_rows = plan.split(
             shard.keys, spec.validation if column is None else column, spec.seed
         )
-        self._digest = plan.digest(shard.keys[self._train_rows])
+        self._digest = plan.digest(shard.keys, self._train_rows)
         self._rows_by_rank = collective.gather(len(self._train_rows))
         val_rows = sum(collective.gather(len(self._val_rows)))
         self._validates = column is not None or spec.validation is not None
@@ -140,12 +146,16 @@ class Trainer:
         self._criteria = [Criterion(loss) for loss in objects.losses]
         counted = self._counted_denominators()
         self._denominators = Denominators(self._criteria, counted, shard.weights is not None, collective, device)
-        self._step = LossStep(self._model, self._criteria, spec.loss_weights, counted).to(device)
+        self._precision = Precision(spec.mixed_precision, device)
+        self._step = LossStep(self._model, self._criteria, spec.loss_weights, counted, self._precision).to(device)
         self._strategy = strategy or DataParallel(collective, spec.find_unused_parameters)
         self._wrapped = self._strategy.wrap(self._step)
         self._optimizer: Optimizer = _optimizer(objects.optimizer, self._model)
         self._trained_parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         self._scheduler = _scheduler(objects.lr_scheduler, self._optimizer)
+        self._state = TrainState(
+            collective.rank, collective.world_size, self._model, self._optimizer, spec.epochs, steps=self._steps
+        )
 
     def _check_split(self, train_rows: int, val_rows: int) -> None:
         if not train_rows:
@@ -161,7 +171,7 @@ class Trainer:
         return [bool(count) for count in self._collective.sum(mine)]
 
     def fit(self) -> list[dict[str, float]]:
-        """Train all epochs.
+        """Train all epochs, or until a callback stops.
 
         Returns
         -------
@@ -169,11 +179,25 @@ class Trainer:
             One an epoch: ``epoch`` (from 1), ``loss``, each metric, their ``val_`` forms, ``lr`` (of the
             first parameter group, at the epoch's start), ``rows_per_s`` (all ranks), ``seconds``.
         """
-        return [self._epoch(epoch) for epoch in range(self._spec.epochs)]
+        state = self._state
+        self._call(Callback.on_train_begin)
+        for epoch in range(self._spec.epochs):
+            state.epoch, state.step = epoch + 1, 0
+            state.history.append(self._epoch(epoch))
+            self._call(Callback.on_epoch_end)
+            if self._callbacks and any(self._collective.gather(int(state.should_stop))):
+                break
+        self._call(Callback.on_train_end)
+        return [{name: _number(name, value) for name, value in entry.items()} for entry in state.history]
+
+    def _call(self, point: Callable[[Callback, TrainState], None]) -> None:
+        for callback in self._callbacks:
+            getattr(callback, point.__name__)(self._state)
 
     def _epoch(self, epoch: int) -> dict[str, float]:
         started = time.perf_counter()
         _seed_everything(self._spec.seed, epoch, self._collective.rank)
+        self._call(Callback.on_epoch_begin)
         rate = float(self._optimizer.param_groups[0]["lr"])
         means = self._train_epoch(epoch)
         trained = time.perf_counter() - started
@@ -195,12 +219,14 @@ class Trainer:
             self._train_rows, seed=spec.seed, epoch=epoch, shard_digest=self._digest, shuffle=spec.shuffle
         )
         means = EpochMeans(len(self._criteria), self._metrics)
-        progress = _Progress(self._emit, epoch, spec, self._steps, active=self._collective.rank == 0)
+        progress = Progress(self._emit, epoch + 1, spec, self._steps, active=self._collective.rank == 0)
         self._model.train()
         for step in range(self._steps):
             global_rows = sum(plan.rows_in_step(self._rows_by_rank, spec.step_rows, step))
             rows = order[step * spec.step_rows : (step + 1) * spec.step_rows]
             self._train_step(self._batches(rows, step), global_rows, means)
+            self._state.step = step + 1
+            self._call(Callback.on_step_end)
             progress.report(step + 1, global_rows, means)
         return means
 
@@ -224,9 +250,7 @@ class Trainer:
             with self._strategy.local_gradients(self._wrapped):
                 self._backward(batch, share, scales, means)
         self._backward(batches[-1] if batches else None, shares[-1] if shares else None, scales, means)
-        if self._spec.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._trained_parameters, self._spec.max_grad_norm)
-        self._optimizer.step()
+        self._precision.step(self._optimizer, self._trained_parameters, self._spec.max_grad_norm)
         if self._spec.lr_scheduler_interval == "step":
             self._step_scheduler({})
 
@@ -236,7 +260,7 @@ class Trainer:
         with self._columns_named():
             loss, result = self._wrapped(batch, scales)
             if loss.requires_grad:
-                loss.backward()
+                self._precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
         if batch is not None and share is not None and result is not None:
             self._record(result, share, batch.rows, means)
 
@@ -248,6 +272,11 @@ class Trainer:
         except Exception as error:
             inputs, labels = (", ".join(s.describe() for s in self._shard.specs(role)) for role in ("input", "label"))
             error.add_note(f"model inputs: {inputs}; labels: {labels}")
+            if "more than 1 value per channel" in str(error):
+                error.add_note(
+                    "BatchNorm can't train on a batch of one row, and this rank's last one has a single row: choose "
+                    "another batch_size, or sync_batchnorm=True"
+                )
             raise
 
     def _record(self, result: StepResult, denominators: Tensor, rows: int, means: EpochMeans) -> None:
@@ -259,7 +288,7 @@ class Trainer:
             ]
 
     def _evaluate(self) -> EpochMeans:
-        means = EpochMeans(len(self._criteria), self._metrics)
+        means = EpochMeans(len(self._criteria), self._val_metrics)
         size = self._spec.batch_size
         global_batch = self._spec.step_rows * self._collective.world_size
         self._model.eval()
@@ -279,33 +308,26 @@ class Trainer:
             self._scheduler.step()
 
 
-class _Progress:
-    """Emits a progress event every `PROGRESS_S` seconds, and at each epoch's end."""
+def _copies(metrics: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Metrics for one kind of pass: objects that accumulate (torchmetrics) are modules, on the trainer's device."""
+    copies = copy.deepcopy(dict(metrics))
+    return {name: metric.to(device) if is_metric_object(metric) else metric for name, metric in copies.items()}
 
-    def __init__(self, emit: Callable[[Event], None], epoch: int, spec: TrainSpec, steps: int, *, active: bool) -> None:
-        self._emit, self._epoch, self._spec, self._steps, self._active = emit, epoch, spec, steps, active
-        self._started = self._last = time.perf_counter()
-        self._rows = 0
 
-    def report(self, step: int, rows: int, means: EpochMeans) -> None:
-        if not self._active:
-            return
-        self._rows += rows
-        now = time.perf_counter()
-        if now - self._last < PROGRESS_S and step < self._steps:
-            return
-        self._last = now
-        self._emit(
-            {
-                "kind": "progress",
-                "epoch": self._epoch + 1,
-                "epochs": self._spec.epochs,
-                "step": step,
-                "steps": self._steps,
-                "metrics": {"loss": means.local_loss(self._spec.loss_weights)},
-                "rows_per_s": self._rows / (now - self._started),
-            }
-        )
+def _number(name: str, value: Any) -> float:
+    """A value of history as JSON takes it; a callback may have added any.
+
+    Raises
+    ------
+    ParamError
+        Where it is no number.
+    """
+    try:
+        return value if isinstance(value, (int, float)) else float(value)
+    except (TypeError, ValueError):
+        raise ParamError(
+            f"a callback added {name!r} to history, a {type(value).__name__}; history holds numbers"
+        ) from None
 
 
 def _seed_everything(seed: int, epoch: int, rank: int) -> None:
@@ -313,6 +335,7 @@ def _seed_everything(seed: int, epoch: int, rank: int) -> None:
     derived = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
     torch.manual_seed(derived)
     np.random.seed(derived)
+    random.seed(derived)
 
 
 def _optimizer(given: Any, model: nn.Module) -> Optimizer:

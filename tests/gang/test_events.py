@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sparktrain.gang.events import MAX_LINE_BYTES, QUEUE_SIZE, EventRelay, ProgressBar, ProgressListener, _signed
-from sparktrain.gang.spec import ProgressAddress
+from sparktrain.gang.spec import DriverAddress
 
 WAIT_S = 10.0
 LOOPBACK = "127.0.0.1"
@@ -193,7 +193,7 @@ def test_a_silent_stranger_keeps_no_task_out(driver: Driver, sent: bytes) -> Non
 
 
 def test_a_task_that_does_not_know_the_secret(driver: Driver) -> None:
-    with EventRelay(ProgressAddress(LOOPBACK, driver.address.port, b"of another run")) as relay:
+    with EventRelay(DriverAddress(LOOPBACK, driver.address.port, b"of another run")) as relay:
         relay.send(EVENT)
     assert works(driver)
     assert driver.events.empty()
@@ -232,7 +232,7 @@ def test_close_while_connected(driver: Driver) -> None:
 
 
 def test_an_unreachable_driver_does_not_stop_a_fit(caplog: pytest.LogCaptureFixture) -> None:
-    address = ProgressAddress(LOOPBACK, free_port(), b"secret")
+    address = DriverAddress(LOOPBACK, free_port(), b"secret")
     with caplog.at_level(logging.WARNING, logger="sparktrain"), EventRelay(address) as relay:
         for step in range(2 * QUEUE_SIZE):  # more than the queue holds: dropped, not waited for
             relay.send({"kind": "progress", "step": step})
@@ -243,7 +243,7 @@ def test_an_unreachable_driver_does_not_stop_a_fit(caplog: pytest.LogCaptureFixt
 
 def test_a_driver_that_does_not_read_holds_nobody_up() -> None:
     with socket.create_server((LOOPBACK, 0)) as silent:
-        with EventRelay(ProgressAddress(LOOPBACK, silent.getsockname()[1], b"secret")) as relay:
+        with EventRelay(DriverAddress(LOOPBACK, silent.getsockname()[1], b"secret")) as relay:
             for _ in range(2 * QUEUE_SIZE):
                 relay.send({"kind": "progress", "metrics": "x" * 50_000})
         assert relay._thread.is_alive(), "it still tries; the task has gone on"

@@ -154,6 +154,17 @@ def test_known_errors_of_spark_come_with_their_remedy(text: str, remedy: str) ->
     assert remedy in str(explain(text))
 
 
+def test_a_lost_executor_is_named_with_spark_s_reason() -> None:
+    text = (
+        "An error occurred\n: Job aborted: Stage failed because a barrier task finished unsuccessfully.\n"
+        "ExecutorLostFailure (executor 7 exited caused by one of the running tasks) Reason: "
+        "Command exited with code 137\n\tat org.apache.spark.Frame(X.scala:1)"
+    )
+    assert str(explain(text)).startswith(
+        "Spark lost executor 7 while a rank ran on it: Command exited with code 137. If nobody ended it, its memory"
+    )
+
+
 def test_other_errors_of_spark_keep_their_head_and_their_last_exception() -> None:
     stack = "\n".join(f"\tat org.apache.spark.Frame{i}(X.scala:{i})" for i in range(50))
     frames = "\n".join(f"  File 'worker.py', line {i}" for i in range(20))

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from sparktrain.errors import DataError, GangError, NotEnoughSlots
-from sparktrain.gang.launch import GangOutcome, _outcome, check_slots
+from sparktrain.gang.delivery import ResultReceiver
+from sparktrain.gang.launch import _outcome, check_slots
+from sparktrain.gang.result import Result
 
 WAIT_S = 30.0
 
@@ -78,14 +80,27 @@ def test_the_outcome_is_in_rank_order_whatever_the_order_of_rows() -> None:
         row(0, "result", 0, b"hello "),
         outcome_row(0, 5, {"history": [1]}),
     ]
-    assert _outcome(rows, 2) == GangOutcome(({"history": [1]}, "second"), (5, 7), b"hello world")
+    outcome = _outcome(rows, 2, None)
+    assert (outcome.infos, outcome.rows) == (({"history": [1]}, "second"), (5, 7))
+    assert outcome.result.read() == b"hello world"
+
+
+def test_a_delivered_result_is_taken_from_the_receiver() -> None:
+    receiver = ResultReceiver("127.0.0.1", "127.0.0.1")
+    receiver.close()
+    arrived = Result.of([b"weights"])
+    receiver.complete(arrived)
+    rows = [outcome_row(0, 5, None), row(0, "delivered", 0, b"7")]
+    assert _outcome(rows, 1, receiver).result is arrived
+    with pytest.raises(GangError, match="a result of 8 bytes, but 7 bytes arrived"):
+        _outcome([rows[0], row(0, "delivered", 0, b"8")], 1, receiver)
 
 
 def test_a_missing_rank_is_noticed() -> None:
     with pytest.raises(GangError, match=r"outcome of 3 ranks, got it of ranks \[0, 2\]"):
-        _outcome([outcome_row(0, 1, None), outcome_row(2, 1, None)], 3)
+        _outcome([outcome_row(0, 1, None), outcome_row(2, 1, None)], 3, None)
 
 
 def test_no_task_ran_because_there_were_no_rows() -> None:
     with pytest.raises(DataError, match="the DataFrame has no rows"):
-        _outcome([], 2)
+        _outcome([], 2, None)

@@ -1,6 +1,7 @@
 """One rank's part of a gang without Spark: batches in, rows out, and the report of what went wrong."""
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from sparktrain.errors import DataError, GangError
 from sparktrain.gang import task
+from sparktrain.gang.delivery import ResultReceiver
 from sparktrain.gang.failure import RankReport, ReportedFailure, find_report
 from sparktrain.gang.rendezvous import BarrierView
 from sparktrain.gang.spec import GangSpec
@@ -57,6 +59,25 @@ def test_outcome_and_result_come_back_in_rows(monkeypatch: pytest.MonkeyPatch) -
         ("result", 0, b"weig"),
         ("result", 1, b"hts"),
     ]
+
+
+def test_a_result_that_the_driver_takes_is_no_row() -> None:
+    receiver = ResultReceiver("127.0.0.1", "127.0.0.1")
+    try:
+        _, delivered = rows_of(replace(SPEC, delivery=receiver.address), VIEW, BATCHES)
+    finally:
+        receiver.close()
+    assert (delivered["kind"], delivered["data"]) == ("delivered", b"7")
+    assert receiver.take(7).read() == b"weights"
+
+
+def test_without_a_way_to_the_driver_the_result_goes_into_rows(caplog: pytest.LogCaptureFixture) -> None:
+    receiver = ResultReceiver("127.0.0.1", "127.0.0.1")
+    receiver.close()
+    with caplog.at_level(logging.WARNING, logger="sparktrain"):
+        _, result = rows_of(replace(SPEC, delivery=receiver.address), VIEW, BATCHES)
+    assert (result["kind"], result["data"]) == ("result", b"weights")
+    assert "can't take the result, which goes into rows: [Errno" in caplog.text
 
 
 def test_another_number_of_tasks_than_ranks() -> None:

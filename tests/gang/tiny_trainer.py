@@ -43,6 +43,11 @@ def open_inodes() -> set[int]:
     return found
 
 
+def device(context: WorkerContext) -> dict[str, Any]:
+    """Where it would compute, without a framework that looks for the device."""
+    return {"device": context.gang.device, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
 def fail(context: WorkerContext) -> None:
     print("last words on stdout")
     print("last words on stderr", file=sys.stderr)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparktrain.errors import DataError, NotEnoughSlots, RankFailed
+from sparktrain.errors import DataError, GangError, NotEnoughSlots, RankFailed
 from sparktrain.torch import TorchEstimator, TorchModel
 from tests.integration.nets import Faulty
 
@@ -23,7 +23,7 @@ def expect(kind: type[Exception], text: str, estimator: TorchEstimator, df: obje
 
 
 def main(directory: str) -> None:
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    spark = SparkSession.builder.remote("local[2]").config("spark.driver.maxResultSize", "20m").getOrCreate()
     x = (F.col("id") / 500 - 1).cast("float").alias("x")
     df = spark.range(1000).select("id", x, (F.col("id") >= 500).cast("int").alias("label"))
 
@@ -54,6 +54,10 @@ def main(directory: str) -> None:
 
     large = nn.Sequential(nn.Linear(1, 600_000), nn.Linear(600_000, 2))  # over what rides in a closure
     estimator.copy({estimator.model: large, estimator.optimizer: torch.optim.SGD}).setEpochs(1).fit(df)
+
+    too_large = nn.Sequential(nn.Linear(1, 900_000), nn.Linear(900_000, 2))  # 14.4 MB; rows take 10.5
+    refused = estimator.copy({estimator.model: too_large, estimator.optimizer: torch.optim.SGD})
+    expect(GangError, "spark.driver.maxResultSize=20m, 10,485,760 bytes", refused, df)
 
     faulty = Faulty("raise")
     broken = estimator.copy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,26 +12,34 @@ import psutil
 from tests.conftest import TEST_ID
 
 
-def workers() -> list[psutil.Process]:
-    """Worker processes and guards that these tests started, zombies aside."""
+def processes() -> list[psutil.Process]:
+    """Processes that these tests started, zombies aside: JVMs, Spark's daemons and workers, ours."""
     found = []
     for process in psutil.process_iter():
         try:
             mine = process.environ().get(TEST_ID) == os.environ[TEST_ID]
-            if mine and "sparktrain.gang.worker" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
 
 
+def workers() -> list[psutil.Process]:
+    """Worker processes and guards among them."""
+    found = []
+    for process in processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "sparktrain.gang.worker" in process.cmdline():
+                found.append(process)
+    return found
+
+
 def held() -> set[str]:
-    """Unlinked files and listening ports held by any process of these tests."""
+    """Unlinked files and listening ports held by any of them."""
     found = set()
-    for process in psutil.process_iter():
+    for process in processes():
         try:
-            if process.environ().get(TEST_ID) != os.environ[TEST_ID]:
-                continue
             directory = f"/proc/{process.pid}/fd"
             links = [os.readlink(f"{directory}/{fd}") for fd in os.listdir(directory)]
             found |= {f"{process.pid} {link}" for link in links if link.endswith("(deleted)")}
@@ -49,3 +58,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def all_training() -> bool:
+    """Both workers are past the rendezvous: each is connected to the other."""
+    leaders = [process for process in workers() if process.pid == os.getpgid(process.pid)]
+    return len(leaders) == 2 and all(_connected(process) for process in leaders)
+
+
+def _connected(process: psutil.Process) -> bool:
+    return any(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections())

@@ -16,7 +16,7 @@ from torch import nn
 
 from sparktrain.errors import GangError, RankFailed, SparktrainError
 from sparktrain.torch import TorchEstimator
-from tests.integration.leftovers import held, wait_until, workers
+from tests.integration.leftovers import all_training, held, wait_until, workers
 from tests.integration.nets import Faulty, Line
 
 pytestmark = pytest.mark.integration
@@ -105,7 +105,7 @@ def test_a_cancelled_job_leaves_nothing(spark: SparkSession, line: DataFrame, be
     fit = Fit(run)
     fit.start()
     assert wait_until(lambda: len(workers()) == 4, 30)  # two workers, two guards
-    assert wait_until(lambda: all_training(), 30)
+    assert wait_until(all_training, 30)
     spark.sparkContext.cancelJobGroup("cancelled fit")
     fit.join(20)
     assert isinstance(fit.error, GangError)
@@ -118,7 +118,7 @@ def test_a_killed_spark_python_worker_leaves_nothing(line: DataFrame, before: se
     fit = Fit(lambda: estimator(Faulty("c_call")).fit(line))
     fit.start()
     assert wait_until(lambda: len(workers()) == 4, 30)
-    assert wait_until(lambda: all_training(), 30)
+    assert wait_until(all_training, 30)
     leader = next(process for process in workers() if process.pid == os.getpgid(process.pid))
     os.kill(leader.ppid(), signal.SIGKILL)  # Spark's Python worker: this rank's task
     fit.join(20)
@@ -131,7 +131,7 @@ def test_a_killed_spark_daemon_leaves_nothing(spark: SparkSession, line: DataFra
     fit = Fit(lambda: estimator(Faulty("c_call")).fit(line))
     fit.start()
     assert wait_until(lambda: len(workers()) == 4, 30)
-    assert wait_until(lambda: all_training(), 30)
+    assert wait_until(all_training, 30)
     leader = next(process for process in workers() if process.pid == os.getpgid(process.pid))
     daemon = psutil.Process(leader.ppid()).parent()
     assert daemon is not None
@@ -141,13 +141,3 @@ def test_a_killed_spark_daemon_leaves_nothing(spark: SparkSession, line: DataFra
     assert isinstance(fit.error, GangError)
     assert_nothing_left(before)
     estimator(Line()).fit(line)  # the session is as good as before
-
-
-def all_training() -> bool:
-    """Both workers are past the rendezvous: each is connected to the other."""
-    leaders = [process for process in workers() if process.pid == os.getpgid(process.pid)]
-    return len(leaders) == 2 and all(_connected(process) for process in leaders)
-
-
-def _connected(process: psutil.Process) -> bool:
-    return any(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections())

@@ -225,3 +225,40 @@ def test_a_plan_selects_each_column_once_and_ends_with_the_key() -> None:
 def test_describing_a_tensor() -> None:
     assert TensorSpec("x", "input", (), "float32", (1, 28)).describe() == "x: float32, shape (batch, 1, 28)"
     assert TensorSpec("y", "label", (), "int64", ()).describe() == "y: int64, shape (batch,)"
+
+
+# Padding, and inputs by argument
+
+
+def test_a_padded_input_is_followed_by_its_lengths() -> None:
+    padded, lengths, price = ColumnPlanner(SCHEMA).inputs({"ids": "tokens", "cost": "price"}, {}, {}, "longest")
+    assert (padded.role, padded.dtype, padded.shape, padded.pad, padded.argument) == (
+        *("input", "int64", None, "longest", "ids"),
+    )
+    assert (lengths.role, lengths.dtype, lengths.columns) == ("length", "int64", padded.columns)
+    assert (price.pad, price.argument) == (None, "cost")
+
+
+def test_padding_by_column() -> None:
+    specs = ColumnPlanner(SCHEMA).inputs(["tokens", "grid", "reals"], {}, {}, {"grid": 5})
+    assert [(spec.name, spec.role, spec.pad) for spec in specs] == [
+        ("tokens", "input", None),
+        ("grid", "input", 5),
+        ("grid", "length", None),
+        ("reals", "input", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "shapes", "pad", "message"),
+    [
+        (["vector"], {}, {"vector": 3}, "'vector' is vector; only arrays vary in length"),
+        (["price", "vector"], {}, 3, r"none of feature_cols \['price', 'vector'\] is an array"),
+        (["tokens"], {"tokens": (4,)}, 4, "pad and feature_shapes both name 'tokens'"),
+        ([["tokens", "reals"]], {}, {"tokens": 4}, "pad: 'tokens' is joined with other columns"),
+        (["tokens"], {}, {"token": 4}, "pad names 'token', which is not one of feature_cols"),
+    ],
+)
+def test_what_can_not_be_padded(groups: Any, shapes: Any, pad: Any, message: str) -> None:
+    with pytest.raises(ColumnError, match=message):
+        ColumnPlanner(SCHEMA).inputs(groups, {}, shapes, pad)

@@ -16,7 +16,9 @@ from torch import nn
 
 from sparktrain.shards.reader import Shard
 from sparktrain.shards.tensors import KEY, TensorSpec
+from sparktrain.torch.collective import Collective
 from sparktrain.torch.spec import TrainSpec
+from sparktrain.torch.trainer import Trainer, TrainObjects
 
 FEATURES, CLASSES, SEED = 5, 3, 11
 SPLITS: dict[int, list[tuple[int, ...]]] = {
@@ -111,6 +113,7 @@ class Case:
             loss_weights=(1.0,),
             lr_scheduler_interval="epoch",
             sync_batchnorm=self.problem.batchnorm,
+            mixed_precision=None,
             find_unused_parameters=False,
         )
 
@@ -179,3 +182,23 @@ def shard_of(case: Case, rank: int, arrival: int) -> Shard:
         tensors.append((TensorSpec("weight", "weight", (), "float32", ()), rows.weights[order]))
     specs, arrays = zip(*tensors, strict=True)
     return Shard(specs, arrays)
+
+
+def run_case(case: Case, collective: Collective, arrival: int) -> dict[str, object]:
+    model = case.model()
+    objects = TrainObjects(model, case.problem.optimizer(model), [case.problem.loss()], {})
+    shard = shard_of(case, collective.rank, arrival)
+    trainer = Trainer(case.spec(), objects, shard, collective, torch.device("cpu"), lambda event: None)
+    history = trainer.fit()
+    return {
+        "weights": [t.detach().clone() for t in model.state_dict().values()],
+        "loss": [entry["loss"] for entry in history],
+    }
+
+
+def run_all(collective: Collective) -> dict[str, list[dict[str, object]]]:
+    """Every case of that world size, trained twice."""
+    return {
+        case.name: [run_case(case, collective, arrival=10 * run + collective.rank) for run in range(2)]
+        for case in cases(collective.world_size)
+    }

@@ -1,40 +1,56 @@
-"""One rank of the semantic matrix, without Spark: ``python -m tests.torch.rank RANK WORLD HOST PORT FD OUT``."""
+"""One rank of a gang without Spark: ``python -m tests.torch.rank FUNCTION RANK WORLD HOST PORT FD OUT``.
+
+FUNCTION is ``module:name``; it is given the `Collective`, and what it returns is saved for the test.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+import socket
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from sparktrain.gang.spec import Gang
-from sparktrain.torch.collective import Collective, join
-from sparktrain.torch.trainer import Trainer, TrainObjects
-from tests.torch.cases import Case, cases, shard_of
+from sparktrain.torch.collective import join
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_case(case: Case, collective: Collective, arrival: int) -> dict[str, object]:
-    model = case.model()
-    objects = TrainObjects(model, case.problem.optimizer(model), [case.problem.loss()], {})
-    shard = shard_of(case, collective.rank, arrival)
-    trainer = Trainer(case.spec(), objects, shard, collective, torch.device("cpu"), lambda event: None)
-    history = trainer.fit()
-    return {
-        "weights": [t.detach().clone() for t in model.state_dict().values()],
-        "loss": [entry["loss"] for entry in history],
-    }
+def run_ranks(function: str, world: int, out: Path, timeout_s: float = 120) -> list[Any]:
+    """Run `function` on `world` ranks, one process each; returns what each returned, in rank order."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        os.set_inheritable(listener.fileno(), True)
+        address = ["127.0.0.1", str(listener.getsockname()[1]), str(listener.fileno()), str(out)]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.torch.rank", function, str(rank), str(world), *address],
+                cwd=ROOT,
+                pass_fds=[listener.fileno()],
+            )
+            for rank in range(world)
+        ]
+        try:
+            codes = [process.wait(timeout_s) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+    assert codes == [0] * world
+    return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 def main() -> None:
-    rank, world, port, fd = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4]), int(sys.argv[5])
+    module, _, name = sys.argv[1].partition(":")
+    rank, world, port, fd = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5]), int(sys.argv[6])
     torch.set_num_threads(1)
-    gang = Gang(rank, (sys.argv[3],) * world, (sys.argv[3], port), collective_timeout_s=60)
+    gang = Gang(rank, (sys.argv[4],) * world, (sys.argv[4], port), collective_timeout_s=60)
     with join(gang, fd if rank == 0 else None) as collective:
-        results = {
-            case.name: [run_case(case, collective, arrival=10 * run + rank) for run in range(2)]
-            for case in cases(world)
-        }
-    torch.save(results, f"{sys.argv[6]}/{rank}.pt")
+        result = getattr(importlib.import_module(module), name)(collective)
+    torch.save(result, f"{sys.argv[7]}/{rank}.pt")
 
 
 if __name__ == "__main__":

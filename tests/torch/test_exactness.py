@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,31 +10,7 @@ import torch
 
 from sparktrain.shards import plan
 from tests.torch.cases import SEED, Case, cases, rows_of
-
-TIMEOUT_S = 120
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_gang(world: int, out: Path) -> list[dict]:
-    """Start one process a rank; all of them run every case of that world size."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        os.set_inheritable(listener.fileno(), True)
-        address = ["127.0.0.1", str(listener.getsockname()[1]), str(listener.fileno()), str(out)]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.torch.rank", str(rank), str(world), *address],
-                cwd=ROOT,
-                pass_fds=[listener.fileno()],
-            )
-            for rank in range(world)
-        ]
-        try:
-            codes = [process.wait(TIMEOUT_S) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-    assert codes == [0] * world
-    return [torch.load(out / f"{rank}.pt") for rank in range(world)]
+from tests.torch.rank import run_ranks
 
 
 def plain_pytorch(case: Case) -> tuple[list[torch.Tensor], list[float]]:
@@ -53,7 +25,7 @@ def plain_pytorch(case: Case) -> tuple[list[torch.Tensor], list[float]]:
                 np.arange(len(shard.keys)),
                 seed=SEED,
                 epoch=epoch,
-                shard_digest=plan.digest(shard.keys),
+                shard_digest=plan.digest(shard.keys, np.arange(len(shard.keys))),
                 shuffle=True,
             )
             for shard in shards
@@ -108,7 +80,7 @@ def plain_loss(
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_gang_equals_one_process(world: int, tmp_path: Path) -> None:
-    results = run_gang(world, tmp_path)
+    results = run_ranks("tests.torch.cases:run_all", world, tmp_path)
     checked = 0
     for case in cases(world):
         expected, losses = plain_pytorch(case)
