@@ -125,6 +125,9 @@ class ProgressBar:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["kind"] == "progress":
             self._progress(event)
+        elif event["kind"] == "finished" and self._bar is not None:
+            self._bar.total = self._bar.n  # it may have stopped early, which is no failure
+            self._bar.refresh()
 
     def _progress(self, event: dict[str, Any]) -> None:
         if self._bar is None:

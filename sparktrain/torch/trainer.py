@@ -188,6 +188,8 @@ class Trainer:
             if self._callbacks and any(self._collective.gather(int(state.should_stop))):
                 break
         self._call(Callback.on_train_end)
+        if self._collective.rank == 0:
+            self._emit({"kind": "finished"})
         return [{name: _number(name, value) for name, value in entry.items()} for entry in state.history]
 
     def _call(self, point: Callable[[Callback, TrainState], None]) -> None:
