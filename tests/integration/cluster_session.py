@@ -139,7 +139,7 @@ def executor_killed(directory: Path) -> None:
     killed: list[float] = []
 
     def kill() -> None:
-        assert wait_until(lambda: len(workers()) == 4 and all_training(), 40)
+        assert wait_until(lambda: len(workers()) == 4 and all_training(), 90)
         executors()[0].kill()
         killed.append(time.monotonic())
 
