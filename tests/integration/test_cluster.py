@@ -58,7 +58,7 @@ def run_part(part: str, directory: Path, *launcher: str) -> None:
     }
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=280)
     print(done.stdout)
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.returncode == 0, f"{done.stderr[-4000:]}\n{done.stdout[-4000:]}"
     assert f"{part}: all passed" in done.stdout
 
 
