@@ -1,54 +1,53 @@
 """Files of a save, through the same file system that Spark writes its metadata to.
 
 Classic sessions use Hadoop's file systems in the driver's JVM. On Spark Connect there is no JVM here:
-a file is read as a ``binaryFile`` DataFrame, and written by the server (``copyFromLocalToFs``) or, where
-the server's file system is a local disk, by a task on it.
+a file is written by the server (``copyFromLocalToFs``) where it lies on the server's default file system,
+by a task where that is a local disk, and on any other file system by Spark's Parquet writer, in pieces, as a
+directory of the file's name. Reading takes both forms, on classic sessions too.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 
 from sparktrain.errors import PersistenceError
 from sparktrain.session import is_connect
-from sparktrain.shipping import ship_bytes
+from sparktrain.shipping import ship
+
+PIECE_BYTES = 4 << 20
+_PIECES = "start long, data binary"
 
 
-def write_file(spark: SparkSession, path: str, data: bytes) -> None:
-    """Write (or replace) one file; `path` without a scheme means Spark's default file system."""
+def write_file(spark: SparkSession, path: str, source: str) -> None:
+    """Copy the local file `source` to `path`; a path without a scheme means Spark's default file system."""
     if is_connect(spark):
-        _write_on_server(spark, path, data)
+        _write_on_server(spark, path, source)
         return
-    with tempfile.NamedTemporaryFile() as local:
-        local.write(data)
-        local.flush()
-        hadoop, target = _hadoop(spark, path)
-        source = spark._jvm.org.apache.hadoop.fs.Path(f"file://{local.name}")  # type: ignore[union-attr]
-        hadoop.copyFromLocalFile(False, True, source, target)
+    hadoop, target = _hadoop(spark, path)
+    local = spark._jvm.org.apache.hadoop.fs.Path(f"file://{source}")  # type: ignore[union-attr]
+    hadoop.copyFromLocalFile(False, True, local, target)
 
 
-def read_file(spark: SparkSession, path: str) -> bytes:
-    """Read one file whole."""
+def read_file(spark: SparkSession, path: str, target: str) -> None:
+    """Copy the file at `path` to the local file `target`."""
     if is_connect(spark):
-        row = spark.read.format("binaryFile").load(path).select("content").first()
-        if row is None:
-            raise PersistenceError(f"there is no file {path}")
-        return bytes(row["content"])
+        _read_from_server(spark, path, target)
+        return
     hadoop, source = _hadoop(spark, path)
-    with tempfile.TemporaryDirectory() as directory:
-        local = os.path.join(directory, "file")
-        hadoop.copyToLocalFile(False, source, spark._jvm.org.apache.hadoop.fs.Path(f"file://{local}"), True)  # type: ignore[union-attr]
-        with open(local, "rb") as file:
-            return file.read()
+    if hadoop.getFileStatus(source).isDirectory():
+        _write_pieces(spark.read.schema(_PIECES).parquet(path).toLocalIterator(), target)
+        return
+    local = spark._jvm.org.apache.hadoop.fs.Path(f"file://{target}")  # type: ignore[union-attr]
+    hadoop.copyToLocalFile(False, source, local, True)
 
 
 def clear(spark: SparkSession, path: str) -> None:
@@ -68,28 +67,51 @@ def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
     return target.getFileSystem(configuration), target
 
 
-def _write_on_server(spark: SparkSession, path: str, data: bytes) -> None:
-    shipped = ship_bytes(spark, data)
-    scheme = _server_scheme(spark, os.path.dirname(path))
-    if scheme == "file":
-        target = urlparse(path).path
-        rows: DataFrame = spark.range(1).mapInArrow(partial(_copy_in_task, os.path.basename(shipped), target), "n long")
-        rows.collect()
+def _write_on_server(spark: SparkSession, path: str, source: str) -> None:
+    saved = _saved_metadata(spark, os.path.dirname(path))
+    bare = urlparse(path).path
+    if urlparse(saved).scheme != "file" and (bare == path or saved == _saved_metadata(spark, os.path.dirname(bare))):
+        spark.copyFromLocalToFs(source, bare)
         return
-    if urlparse(path).scheme:
-        raise PersistenceError(
-            f"can't write {path} over Spark Connect: give the path without its scheme, on the server's default "
-            "file system"
-        )
-    spark.copyFromLocalToFs(shipped, path)
+    name = os.path.basename(ship(spark, partial(shutil.copyfile, source)))
+    if urlparse(saved).scheme == "file":
+        directory = unquote(urlparse(os.path.dirname(os.path.dirname(saved))).path)  # whole, where `path` is relative
+        target = os.path.join(directory, os.path.basename(path))
+        spark.range(1).mapInArrow(partial(_copy_in_task, name, target), "n long").collect()
+    else:
+        pieces = spark.range(1).mapInArrow(partial(_read_in_task, name), _PIECES)
+        pieces.write.mode("overwrite").parquet(path)
 
 
-def _server_scheme(spark: SparkSession, directory: str) -> str:
-    """The scheme under which the server finds `directory`, read off the metadata already saved there."""
-    row = spark.read.text(f"{directory}/metadata").select("_metadata.file_path").first()
-    if row is None:
-        raise PersistenceError(f"no metadata was saved in {directory}")
-    return urlparse(str(row[0])).scheme
+def _saved_metadata(spark: SparkSession, directory: str) -> str:
+    """The full URI by which the server knows the metadata saved in `directory`; empty where there is none."""
+    try:
+        row = spark.read.text(f"{directory}/metadata").select("_metadata.file_path").first()
+    except AnalysisException:  # no such path
+        return ""
+    return str(row[0]) if row else ""
+
+
+def _read_from_server(spark: SparkSession, path: str, target: str) -> None:
+    files = spark.read.format("binaryFile").load(path)
+    found = files.select("path").first()
+    if found is None:
+        raise PersistenceError(f"there is no file {path}")
+    if os.path.basename(str(found[0])) == os.path.basename(path):
+        pieces = files.select("content").mapInArrow(_cut_in_task, _PIECES)  # one message holds no large file
+    else:
+        pieces = spark.read.schema(_PIECES).parquet(path)
+    _write_pieces(pieces.toLocalIterator(), target)
+
+
+def _write_pieces(pieces: Iterator[Any], target: str) -> None:
+    with open(target, "wb") as file:
+        for start, data in pieces:
+            file.seek(start)
+            file.write(data)
+
+
+# In a task
 
 
 def _copy_in_task(name: str, target: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -101,3 +123,25 @@ def _copy_in_task(name: str, target: str, batches: Iterator[pa.RecordBatch]) -> 
             shutil.copyfile(SparkFiles.get(name), partial_name)
             os.replace(partial_name, target)
         yield pa.RecordBatch.from_arrays([pa.array([0] * batch.num_rows, type=pa.int64())], names=["n"])
+
+
+def _read_in_task(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from pyspark import SparkFiles
+
+    for batch in batches:
+        if batch.num_rows:
+            with open(SparkFiles.get(name), "rb") as file:
+                while data := file.read(PIECE_BYTES):
+                    yield _piece(file.tell() - len(data), data)
+
+
+def _cut_in_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for content in batch.column(0):
+            whole = content.as_buffer()
+            for start in range(0, whole.size, PIECE_BYTES):
+                yield _piece(start, whole.slice(start, min(PIECE_BYTES, whole.size - start)).to_pybytes())
+
+
+def _piece(start: int, data: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([start]), pa.array([data], type=pa.binary())], names=["start", "data"])

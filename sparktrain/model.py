@@ -95,6 +95,13 @@ class HasColumns(KeywordParams):
     inferenceBatchSize = GangParam(
         "inference_batch_size", "Rows per forward pass in transform.", params.integer(1), 1024
     )
+    maxModelsPerGpu = GangParam(
+        "max_models_per_gpu",
+        "In transform, where Spark assigns GPUs to tasks: how many copies of models a GPU holds at most; further tasks "
+        "predict on the CPU. 0: all do.",
+        params.integer(0),
+        4,
+    )
 
 
 class Predictor(Protocol):

@@ -11,6 +11,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -29,6 +30,23 @@ def camel_case(snake: str) -> str:
     """``num_proc`` -> ``numProc``."""
     head, *rest = snake.split("_")
     return head + "".join(word.capitalize() for word in rest)
+
+
+class Holder:
+    """Carries a ``by_value`` Param's value through code of pyspark that writes values as JSON; see `sparktrain.held`.
+
+    Only grids hold it. An estimator or model takes the value out at once, so that its accessors and maps
+    give back the very object that the user gave.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        super().__init__()
+        self.value = value
+
+
+def released(value: Any) -> Any:
+    """What a `Holder` holds; any other value as it is."""
+    return value.value if isinstance(value, Holder) else value
 
 
 class GangParam(Param[Any]):
@@ -67,7 +85,14 @@ class GangParam(Param[Any]):
         self.aliases = aliases
         self.by_value = by_value
 
+    def _copy_new_parent(self, parent: Any) -> Param[Any]:
+        own = super()._copy_new_parent(parent)
+        if self.by_value and parent._holder is not None:
+            own.typeConverter = partial(_held, self._checked, parent._holder)
+        return own
+
     def _checked(self, value: Any) -> Any:
+        value = released(value)
         if value is None and self.default is None:
             return None
         try:
@@ -76,10 +101,18 @@ class GangParam(Param[Any]):
             raise ParamError(f"{self.keyword}: expected {error}, got {value!r} ({type(value).__name__})") from None
 
 
+def _held(check: Convert, holder: type[Holder], value: Any) -> Any:
+    """`ParamGridBuilder` builds its grid from what this gives, so that tuners can save it."""
+    checked = check(value)
+    return None if checked is None else holder(checked)
+
+
 class KeywordParams(Params):
     """Base of everything with `GangParam` knobs: keyword constructor, accessors, checked values."""
 
     _keywords: ClassVar[dict[str, GangParam]] = {}
+    _holder: ClassVar[type[Holder] | None] = None
+    """What makes ``by_value`` values of a grid savable; None: such a grid trains, and isn't saved."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -127,7 +160,28 @@ class KeywordParams(Params):
         if not self.isDefined(own):
             keyword = own.keyword if isinstance(own, GangParam) else own.name
             raise ParamError(f"{type(self).__name__} needs {keyword}: {own.doc}")
-        return own.typeConverter(self.getOrDefault(own))
+        return released(own.typeConverter(self.getOrDefault(own)))
+
+    def set(self, param: Param[Any], value: Any) -> None:
+        super().set(param, value)
+        self._release()
+
+    def _set(self: P, **kwargs: Any) -> P:
+        super()._set(**kwargs)
+        return self._release()
+
+    def _setDefault(self: P, **kwargs: Any) -> P:
+        super()._setDefault(**kwargs)
+        return self._release()
+
+    def _release(self: P) -> P:
+        for values in (self._paramMap, self._defaultParamMap):
+            values.update({param: released(value) for param, value in values.items()})
+        return self
+
+    def extractParamMap(self, extra: dict[Param[Any], Any] | None = None) -> dict[Param[Any], Any]:
+        """Defaults, set values and `extra` in one map, the latter before the former."""
+        return {param: released(value) for param, value in super().extractParamMap(extra).items()}
 
     if TYPE_CHECKING:
 

@@ -17,9 +17,11 @@ import importlib
 import io
 import pickle
 import sys
+import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from pyspark.errors import AnalysisException
@@ -43,11 +45,28 @@ TRUST, ALLOW = "spark.sparktrain.trust", "spark.sparktrain.allow"
 
 
 @dataclass(frozen=True)
-class SavedObjects:
-    """What can't go into JSON metadata, and what JSON the fitted state is."""
+class ToSave:
+    """What can't go into JSON metadata, and what JSON the fitted state is.
+
+    Parameters
+    ----------
+    structure : bytes
+    write_tensors : callable
+        Writes the tensors to the local file that it is given, without a copy of them all in memory.
+    extra : mapping
+    """
 
     structure: bytes
-    tensors: bytes
+    write_tensors: Callable[[str], object]
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `ToSave` has become: `tensors_file` is a local file, to map; it loses its name after loading."""
+
+    structure: bytes
+    tensors_file: str
     extra: Mapping[str, Any]
 
 
@@ -58,11 +77,11 @@ class Saveable(MLWritable, MLReadable[Any]):
     """Gives an estimator or model ``write``, ``save``, ``read`` and ``load``."""
 
     @abstractmethod
-    def _saved_objects(self) -> SavedObjects:
+    def _saved_objects(self) -> ToSave:
         """What is saved beside the Params."""
 
     @abstractmethod
-    def _restore_objects(self, saved: SavedObjects, unpickler: Unpickler) -> None:
+    def _restore_objects(self, saved: Saved, unpickler: Unpickler) -> None:
         """Take up what was saved; pickles are read with `unpickler`."""
 
     def write(self) -> MLWriter:
@@ -110,7 +129,7 @@ class Writer(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         spark = _session()
-        saved: SavedObjects = self._instance._saved_objects()
+        saved: ToSave = self._instance._saved_objects()
         values = {
             param.name: value
             for param, value in self._instance._paramMap.items()
@@ -123,8 +142,11 @@ class Writer(MLWriter):
             if "exist" not in str(error):
                 raise
             raise PersistenceError(f"{path} already exists; replace it with .write().overwrite().save(path)") from None
-        filesystem.write_file(spark, f"{path}/{STRUCTURE}", saved.structure)
-        filesystem.write_file(spark, f"{path}/{TENSORS}", saved.tensors)
+        with tempfile.TemporaryDirectory(prefix="sparktrain-") as local:
+            Path(local, STRUCTURE).write_bytes(saved.structure)
+            saved.write_tensors(f"{local}/{TENSORS}")
+            for name in (STRUCTURE, TENSORS):
+                filesystem.write_file(spark, f"{path}/{name}", f"{local}/{name}")
 
 
 class Reader(MLReader[Any]):
@@ -164,13 +186,12 @@ class Reader(MLReader[Any]):
             )
         metadata["defaultParamMap"] = {k: v for k, v in metadata["defaultParamMap"].items() if k not in by_value}
         DefaultParamsReader.getAndSetParams(instance, metadata)
-        saved = SavedObjects(
-            filesystem.read_file(spark, f"{path}/{STRUCTURE}"),
-            filesystem.read_file(spark, f"{path}/{TENSORS}"),
-            metadata["fitted"],
-        )
         try:
-            instance._restore_objects(saved, self._unpickler(spark))
+            with tempfile.TemporaryDirectory(prefix="sparktrain-") as local:
+                for name in (STRUCTURE, TENSORS):
+                    filesystem.read_file(spark, f"{path}/{name}", f"{local}/{name}")
+                saved = Saved(Path(local, STRUCTURE).read_bytes(), f"{local}/{TENSORS}", metadata["fitted"])
+                instance._restore_objects(saved, self._unpickler(spark))
         except ModuleNotFoundError as error:
             raise PersistenceError(f"{path} needs a module that is not installed here: {error.name}") from error
         return instance
@@ -241,6 +262,7 @@ _CONTAINERS = {
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
     "torch.serialization": {"_get_layout"},
     "copyreg": {"_reconstructor"},
+    "sparktrain.torch.callbacks": {"EarlyStopping"},
 }
 _FUNCTIONS = ("torch.nn.functional", "torch._C._nn")
 _FUNCTION_HOMES = (*_FUNCTIONS, "torch")

@@ -8,6 +8,8 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
@@ -23,7 +25,12 @@ _directory: str | None = None
 
 
 def ship_bytes(spark: SparkSession, data: bytes) -> str:
-    """Put `data` on every executor that will ask for it; the same content is sent once a session.
+    """As `ship`, for bytes that are in memory."""
+    return ship(spark, lambda path: Path(path).write_bytes(data))
+
+
+def ship(spark: SparkSession, write: Callable[[str], object]) -> str:
+    """Put what `write(path)` writes on every executor that will ask for it; the same content goes once a session.
 
     Returns
     -------
@@ -31,16 +38,20 @@ def ship_bytes(spark: SparkSession, data: bytes) -> str:
         The driver-side path; its base name is the name of the Spark file (``SparkFiles.get``).
     """
     global _directory
-    name = f"sparktrain-{hashlib.sha256(data).hexdigest()[:32]}.safetensors"
     with _lock:
         if _directory is None or not os.path.isdir(_directory):
             _directory = tempfile.mkdtemp(prefix="sparktrain-")
             atexit.register(shutil.rmtree, _directory, ignore_errors=True)
+        written = os.path.join(_directory, "unnamed")
+        write(written)
+        with open(written, "rb") as file:
+            name = f"sparktrain-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}.safetensors"
         path = os.path.join(_directory, name)
         known = _shipped.setdefault(spark, set())
-        if name not in known:
-            with open(path, "wb") as file:
-                file.write(data)
+        if name in known:
+            os.unlink(written)
+        else:
+            os.replace(written, path)
             ship_file(spark, path)
             known.add(name)
     return path

@@ -1,9 +1,13 @@
 """One declaration a knob: keywords, Spark ML Params, accessors and checks all come from it."""
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from pyspark.ml.base import Transformer
 from pyspark.ml.tuning import ParamGridBuilder
 from torch import nn
 
@@ -251,6 +255,37 @@ def test_a_param_grid_checks_and_converts_its_values() -> None:
     assert [(point[estimator.batchSize], point[estimator.labelCols]) for point in grid] == [(32, ["y"]), (64, ["y"])]
     with pytest.raises(ParamError, match="batch_size: expected"):
         ParamGridBuilder().addGrid(estimator.batchSize, [0]).build()
+
+
+def test_a_grid_over_objects_holds_them_and_the_estimator_takes_them_out() -> None:
+    estimator = TorchEstimator(model=nn.Linear(2, 1), lr_scheduler=None)
+    loss, metrics, optimizer = nn.L1Loss(), {"mae": F.l1_loss}, partial(torch.optim.SGD, lr=0.5)
+    grid = (
+        ParamGridBuilder()
+        .addGrid(estimator.loss, [loss])
+        .addGrid(estimator.metrics, [metrics])
+        .addGrid(estimator.optimizer, [optimizer])
+        .addGrid(estimator.lrScheduler, [None])
+        .build()
+    )
+    (point,) = grid
+    assert all(isinstance(point[param], Transformer) for param in point if param != estimator.lrScheduler)
+    assert repr(point[estimator.optimizer]) == repr(optimizer)
+    assert point[estimator.loss](torch.ones(1), torch.zeros(1)) == 1
+    assert point[estimator.optimizer].value is optimizer
+    assert point[estimator.lrScheduler] is None
+
+    copied = estimator.copy(point)
+    assert copied.getLoss() is loss
+    assert copied.getOptimizer() is optimizer
+    assert copied.getMetrics() == metrics
+    assert copied._value(copied.loss) is loss
+    assert estimator.extractParamMap(point)[estimator.loss] is loss
+    copied.set(copied.loss, point[estimator.loss])
+    assert copied.setLoss(point[estimator.loss]).getLoss() is loss
+    assert not [value for value in copied.extractParamMap().values() if isinstance(value, params.Holder)]
+    with pytest.raises(ParamError, match="loss: expected a callable"):
+        ParamGridBuilder().addGrid(estimator.loss, ["mse"]).build()
 
 
 def test_the_signature_lists_the_required_first() -> None:

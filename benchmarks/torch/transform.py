@@ -26,7 +26,7 @@ from pyspark.sql.types import FloatType, StructField, StructType
 from torch import nn
 
 from benchmarks import report
-from benchmarks.torch.torchrun_baseline import FEATURES, make_network
+from benchmarks.torch.workloads import FEATURES, WORKLOADS
 from sparktrain.torch import TorchEstimator, TorchModel
 
 PACKAGES = ("sparktrain", "torch", "pyspark", "pyarrow", "pandas", "numpy")
@@ -62,7 +62,7 @@ def start_spark() -> SparkSession:
 
 def fit_model(df: DataFrame) -> TorchModel:
     """A model to predict with: one epoch on a small slice."""
-    net = make_network()
+    net = WORKLOADS["mlp"].make_network()
     estimator = TorchEstimator(
         model=net,
         optimizer=torch.optim.Adam(net.parameters()),

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import importlib.util
 import json
 import logging
 import queue
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm.std import tqdm
 
 from sparktrain.gang.port import DriverPort
 from sparktrain.gang.spec import DriverAddress
@@ -111,7 +113,10 @@ class ProgressListener(DriverPort):
 
 
 class ProgressBar:
-    """A live line per fit: epoch, step, loss, rows/s. Shows nothing where output is no terminal."""
+    """A live line per fit: epoch, step, loss, rows/s.
+
+    A widget in a notebook, text where that has no ipywidgets, a line on a terminal; elsewhere nothing.
+    """
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -120,11 +125,14 @@ class ProgressBar:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["kind"] == "progress":
             self._progress(event)
+        elif event["kind"] == "finished" and self._bar is not None:
+            self._bar.total = self._bar.n  # it may have stopped early, which is no failure
+            self._bar.refresh()
 
     def _progress(self, event: dict[str, Any]) -> None:
         if self._bar is None:
             total = event["steps"] * event["epochs"]
-            self._bar = tqdm(total=total, desc=self._label, unit="step", disable=None, dynamic_ncols=True)
+            self._bar = _live_line(total=total, desc=self._label, unit="step", dynamic_ncols=True)
         shown = {name: f"{value:.4g}" for name, value in event["metrics"].items()}
         self._bar.set_description(f"{self._label} epoch {event['epoch']}/{event['epochs']}", refresh=False)
         self._bar.set_postfix({**shown, "rows/s": f"{event['rows_per_s']:,.0f}"}, refresh=False)
@@ -134,3 +142,21 @@ class ProgressBar:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _live_line(**settings: Any) -> tqdm[Any]:
+    if not _in_notebook():
+        return tqdm(**settings, disable=None)  # None: unless it is a terminal
+    # A notebook's output is no terminal, and shows the bar nevertheless.
+    if importlib.util.find_spec("ipywidgets") is None:
+        return tqdm(**settings, disable=False, file=sys.stdout)  # its stderr looks like an error
+    from tqdm.notebook import tqdm as widget
+
+    return widget(**settings, disable=False)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is a notebook's kernel, which IPython's own terminal is not."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,8 @@ from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, f
 from sparktrain.gang.process import WorkerProcess
 from sparktrain.gang.rendezvous import BarrierView, Card
 from sparktrain.gang.spec import DriverAddress, GangSpec, WorkerJob
-from sparktrain.shards.spool import Spool, agree_on_shapes, local_directory
+from sparktrain.shards.disk import unnamed_file
+from sparktrain.shards.spool import Spool, agree_on_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def _run(
     with ExitStack() as stack:
         spool = Spool(spec.tensors)
         stack.callback(spool.close)
-        result = stack.enter_context(tempfile.TemporaryFile(dir=local_directory()))
+        result = stack.enter_context(unnamed_file())
         listener = stack.enter_context(rendezvous.listen(address)) if rank == 0 else None
         fds = [*spool.fds, result.fileno(), *([listener.fileno()] if listener else [])]
         worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds))

@@ -1,27 +1,76 @@
 """Which rows train in which order: pure functions of the row keys, the seed and the epoch.
 
 Spark delivers a shard's rows in another order each run, so nothing here depends on where a row lies:
-rows are ordered by the key each one got before the shuffle.
+rows are ordered by the key each one got before the shuffle. What has an element a row lies on local disk
+where it is large, and is worked through in chunks: memory does not grow with the shard.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from sparktrain.shards import disk
 from sparktrain.shards.arrow import Array
 
 Indices = npt.NDArray[np.signedinteger]
-"""Row indices of a shard: int32 where they fit, since an epoch's order of a large shard is what takes memory."""
+"""Row indices of a shard: int32 where they fit."""
+
+CHUNK_ROWS = 1 << 18
+"""Rows worked on at a time: large enough that NumPy's loops count, small enough for the processor's cache."""
+
+POSITION_BITS = 33
+MOST_PARTITIONS = 1 << 20
 
 
 def key_order(keys: Array) -> Indices:
-    """Row indices of a shard in the order of their keys."""
-    fits = len(keys) <= np.iinfo(np.int32).max
-    return np.argsort(keys, kind="stable").astype(np.int32 if fits else np.int64)
+    """Row indices of a shard in the order of their keys.
+
+    Spark's shuffle delivers a partition's rows in the order of their hashes, so keys come in no order at
+    all. A large shard is sorted in place on disk, since `numpy.argsort` takes 16 bytes of memory a row.
+    """
+    dtype = np.int32 if len(keys) <= np.iinfo(np.int32).max else np.int64
+    tagged = _tagged(keys) if len(keys) > CHUNK_ROWS else None
+    if tagged is None:
+        return np.argsort(keys, kind="stable").astype(dtype)
+    tagged.sort()
+    row = (1 << len(keys).bit_length()) - 1
+    order: Indices = disk.empty_array(len(keys), dtype)
+    for part in _chunks(len(keys)):
+        order[part] = tagged[part] & row
+    return order
+
+
+def _tagged(keys: Array) -> npt.NDArray[np.int64] | None:
+    """Each row's key, its gaps closed up, with the row index in the lower bits; None for keys not made by Spark.
+
+    `monotonically_increasing_id` puts the partition above bit 33 and the position in it below. The
+    partitions' positions laid end to end take no more bits than the DataFrame has rows.
+    """
+    partitions = int(keys.max() >> POSITION_BITS) + 1
+    if keys.min() < 0 or partitions > MOST_PARTITIONS:
+        return None
+    positions = (1 << POSITION_BITS) - 1
+    sizes = np.zeros(partitions, np.int64)
+    for part in _chunks(len(keys)):
+        np.maximum.at(sizes, keys[part] >> POSITION_BITS, (keys[part] & positions) + 1)
+    starts = np.cumsum(sizes) - sizes
+    row_bits = len(keys).bit_length()
+    if int(sizes.sum()).bit_length() + row_bits > 63:
+        return None
+    tagged = disk.empty_array(len(keys), np.int64)
+    for part in _chunks(len(keys)):
+        closed_up = starts[keys[part] >> POSITION_BITS] + (keys[part] & positions)
+        tagged[part] = closed_up << row_bits | np.arange(part.start, part.stop)
+    return tagged
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    """Slices of at most `CHUNK_ROWS` that cover `count` rows."""
+    return (slice(start, min(start + CHUNK_ROWS, count)) for start in range(0, count, CHUNK_ROWS))
 
 
 def hashed_fraction(keys: Array, seed: int) -> npt.NDArray[np.float64]:
@@ -49,24 +98,43 @@ def split(keys: Array, validation: Array | float | None, seed: int) -> tuple[Ind
     order = key_order(keys)
     if validation is None:
         return order, order[:0]
-    if isinstance(validation, float):
-        held_out = hashed_fraction(keys, seed) < validation
-    else:
-        held_out = np.asarray(validation).reshape(-1).astype(bool)
-    mask = held_out[order]
-    return order[~mask], order[mask]
+
+    held_out = disk.empty_array(len(keys), np.bool_)
+    mask = None if isinstance(validation, float) else np.asarray(validation).reshape(-1)
+    for part in _chunks(len(keys)):
+        held_out[part] = hashed_fraction(keys[part], seed) < validation if mask is None else mask[part]
+    return _chosen(order, held_out, False), _chosen(order, held_out, True)
 
 
-def digest(keys: Array) -> int:
-    """A 64-bit digest of a shard's keys in order: names the shard in seeds and checkpoints."""
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(keys).data, digest_size=8).digest(), "little")
+def _chosen(order: Indices, held_out: npt.NDArray[np.bool_], value: bool) -> Indices:
+    """The rows of `order` that are held out, or those that are not."""
+    count = int(np.count_nonzero(held_out))
+    chosen = disk.empty_array(count if value else len(order) - count, order.dtype)
+    filled = 0
+    for part in _chunks(len(order)):
+        rows = order[part]
+        rows = rows[held_out[rows] == value]
+        chosen[filled : filled + len(rows)] = rows
+        filled += len(rows)
+    return chosen
+
+
+def digest(keys: Array, rows: Indices) -> int:
+    """A 64-bit digest of the keys of `rows` in their order: names the shard in seeds and checkpoints."""
+    state = hashlib.blake2b(digest_size=8)
+    for part in _chunks(len(rows)):
+        state.update(keys[rows[part]].data)
+    return int.from_bytes(state.digest(), "little")
 
 
 def epoch_order(rows: Indices, *, seed: int, epoch: int, shard_digest: int, shuffle: bool) -> Indices:
     """The order in which an epoch (counted from 0) visits `rows`."""
     if not shuffle:
         return rows
-    return np.random.default_rng([seed, epoch, shard_digest]).permutation(rows)
+    order = disk.empty_array(len(rows), rows.dtype)
+    order[:] = rows
+    np.random.default_rng([seed, epoch, shard_digest]).shuffle(order)  # as `permutation` does, which copies to memory
+    return order
 
 
 def steps_per_epoch(rows_by_rank: Sequence[int], batch_size: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparktrain.shards import disk
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.plan import Indices
 from sparktrain.shards.tensors import Pad
@@ -30,7 +31,8 @@ class Ragged:
 
     @classmethod
     def of(cls, items: Array, lengths: Array, pad: Pad) -> Ragged:
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        offsets = disk.empty_array(len(lengths) + 1, np.int64)
+        offsets[0] = 0
         np.cumsum(lengths, out=offsets[1:])
         return cls(items, offsets, pad)
 

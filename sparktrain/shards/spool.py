@@ -1,16 +1,13 @@
 """The spool: Arrow batches to raw tensors in unlinked local files, in constant memory.
 
 Each tensor has one file that holds its rows back to back, so the worker maps it and takes a batch by
-row index. The files have no name (`tempfile.TemporaryFile`): they end with the last process that
-holds them open, however it ends.
+row index. The files have no name (`sparktrain.shards.disk`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -21,6 +18,7 @@ import pyarrow as pa
 from sparktrain.errors import DataError, GangError
 from sparktrain.shards.arrow import Array, Faults
 from sparktrain.shards.assemble import assemble
+from sparktrain.shards.disk import is_full, local_directory, unnamed_file
 from sparktrain.shards.tensors import TensorSpec
 
 NO_ROWS = "the DataFrame has no rows: nothing to train on"
@@ -32,12 +30,6 @@ class SpoolReport:
 
     rows: int
     shapes: tuple[tuple[int, ...] | None, ...]
-
-
-def local_directory() -> str:
-    """The executor's local disk: the first of Spark's local directories, else the temporary one."""
-    spark_dirs = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return spark_dirs[0] if os.path.isdir(spark_dirs[0]) else tempfile.gettempdir()
 
 
 class Spool:
@@ -54,10 +46,7 @@ class Spool:
     def __init__(self, tensors: Sequence[TensorSpec], directory: str | None = None) -> None:
         self._directory = directory or local_directory()
         self._tensors = tuple(tensors)
-        self._files: list[IO[bytes]] = [
-            tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed by close()
-            for _ in tensors
-        ]
+        self._files: list[IO[bytes]] = [unnamed_file(self._directory) for _ in tensors]
         self._shapes: list[tuple[int, ...] | None] = [None] * len(self._tensors)
         self._rows = 0
         self._faults = Faults()
@@ -114,7 +103,7 @@ class Spool:
         return SpoolReport(self._rows, tuple(self._shapes))
 
     def _disk_error(self, error: OSError) -> Exception:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             return error
         written = sum(os.fstat(fd).st_size for fd in self.fds)
         return GangError(

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import torch
 from safetensors.torch import load as load_safetensors
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 from torch import nn
 
 from sparktrain.errors import ParamError
@@ -44,6 +44,10 @@ class Bundle:
         """The tensors as a safetensors file."""
         return to_bytes(self.tensors)
 
+    def write_tensors(self, path: str) -> None:
+        """Write the tensors to a local safetensors file, from where they are."""
+        save_file(dict(self.tensors), path)
+
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers by ``state_dict`` name, those kept out of the state dict too."""
@@ -51,8 +55,11 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def dump(objects: Any, model: nn.Module | None = None) -> Bundle:
+def dump(objects: Any, model: nn.Module | None = None, *, share: bool = False) -> Bundle:
     """Take `objects` apart; tensors of `model` keep their names.
+
+    With `share` the bundle's tensors are the objects' own memory where that is possible: for a bundle that
+    is written at once, as a large model then isn't copied.
 
     Raises
     ------
@@ -69,7 +76,22 @@ def dump(objects: Any, model: nn.Module | None = None) -> Bundle:
         raise ParamError(
             f"the model, optimizer, loss, metrics or scheduler can't be pickled to travel to the executors: {error}"
         ) from error
-    return Bundle(pickler.buffer.getvalue(), {name: plain(tensor) for name, tensor in pickler.found.items()})
+    tensors: dict[str, torch.Tensor] = {}
+    shared: set[int] = set()
+    for name, tensor in pickler.found.items():
+        tensors[name] = _alone(tensor, shared) if share else plain(tensor)
+    return Bundle(pickler.buffer.getvalue(), tensors)
+
+
+def _alone(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """The tensor detached, with its own memory; a `plain` copy where another one has `taken` that memory."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
+        return plain(tensor)
+    memory = tensor.untyped_storage().data_ptr()
+    if memory in taken:
+        return plain(tensor)
+    taken.add(memory)
+    return tensor.detach()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

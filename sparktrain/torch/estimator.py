@@ -16,10 +16,11 @@ from sparktrain.params import GangParam
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
 from sparktrain.torch import bundle
 from sparktrain.torch.checks import check_bound, check_monitored, started_from
+from sparktrain.torch.held import TorchValue
 from sparktrain.torch.inputs import check_signature, join_scalars
 from sparktrain.torch.loss import label_kind
-from sparktrain.torch.model import HasModuleOutputs, TorchModel
-from sparktrain.torch.params import HasTorchTraining, module
+from sparktrain.torch.model import HasModuleOutputs, TorchModel, module
+from sparktrain.torch.params import HasTorchTraining
 from sparktrain.torch.spec import TrainSpec
 from sparktrain.torch.trainer import TrainObjects
 
@@ -43,6 +44,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
     """
 
     trainer = "sparktrain.torch.trainer:train"
+    _holder = TorchValue
 
     model = GangParam("model", "The torch.nn.Module to train; it is copied, not changed.", module, by_value=True)
 
@@ -135,16 +137,16 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             labels=tuple(self._value(self.labelCols)),
         )
 
-    def _saved_objects(self) -> persistence.SavedObjects:
+    def _saved_objects(self) -> persistence.ToSave:
         values = {
             param.name: self.getOrDefault(param)
             for param in self.params
             if isinstance(param, GangParam) and param.by_value and self.isSet(param)
         }
-        packed = bundle.dump(values, values.get("model"))
-        return persistence.SavedObjects(packed.structure, packed.tensor_bytes(), {})
+        packed = bundle.dump(values, values.get("model"), share=True)
+        return persistence.ToSave(packed.structure, packed.write_tensors, {})
 
-    def _restore_objects(self, saved: persistence.SavedObjects, unpickler: persistence.Unpickler) -> None:
-        values = bundle.load(saved.structure, bundle.tensors_from_bytes(saved.tensors), unpickler)
+    def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
+        values = bundle.load(saved.structure, bundle.tensors_from_file(saved.tensors_file), unpickler)
         for name, value in values.items():
             self._set(**{name: value})

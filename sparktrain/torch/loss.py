@@ -19,6 +19,7 @@ from sparktrain.errors import ColumnError, ParamError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 LabelKind = Literal["class", "float", "as_is"]
+CHECKED_ROWS = 1 << 18
 
 _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _SAME_SHAPE_MODULES = (
@@ -89,7 +90,11 @@ class Criterion:
             return False
         if any_label or labels.is_floating_point():
             return any_label
-        return self._class_weight() is not None or bool((labels == self._ignore_index()).any())
+        ignored = self._ignore_index()
+        parts = torch.split(
+            labels, CHECKED_ROWS
+        )  # all labels of a shard: compared at once they take a byte each of memory
+        return self._class_weight() is not None or any(bool((part == ignored).any()) for part in parts)
 
     def align(self, output: Tensor, target: Tensor) -> Tensor:
         """View targets of shape (batch,) as (batch, 1) against outputs of that shape.

@@ -15,14 +15,6 @@ from sparktrain.torch.metrics import is_metric_object
 from sparktrain.torch.model import TorchModel
 
 
-def module(value: Any) -> nn.Module:
-    if any(kind.__name__ == "LightningModule" for kind in type(value).__mro__):
-        raise ValueError("a plain torch.nn.Module: pass the LightningModule's inner module, and its loss as loss=")
-    if not isinstance(value, nn.Module):
-        raise ValueError("a torch.nn.Module instance")
-    return value
-
-
 def _optimizer(value: Any) -> Any:
     if not isinstance(value, Optimizer) and not callable(value):
         raise ValueError("a torch.optim.Optimizer over the model's parameters, or a callable of its parameters")

@@ -18,9 +18,21 @@ from sparktrain.shards.ragged import Ragged
 from sparktrain.torch import bundle
 from sparktrain.torch.arguments import Arguments, TransformBatch, transformed
 from sparktrain.torch.loss import as_outputs
+from sparktrain.torch.placement import Seat, take_seat, task_gpus
 
 CACHED_MODELS = 4
-_models: OrderedDict[tuple[str, bytes], tuple[nn.Module, TransformBatch | None]] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in this process, where it sits."""
+
+    net: nn.Module
+    transform_batch: TransformBatch | None
+    seat: Seat
+
+
+_models: OrderedDict[tuple[str, bytes, tuple[str, ...]], Loaded] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,8 @@ class TorchPredictor:
         As the Params of `TorchModel`.
     batch_size : int
         Rows per forward pass.
+    models_per_gpu : int
+        Copies of models on one GPU, at most.
     output_shapes : tuple of tuple of int
         Each output's shape of one row.
     arguments : tuple of str or None
@@ -49,6 +63,7 @@ class TorchPredictor:
     outputs: Literal["logits", "probabilities"]
     threshold: float
     batch_size: int
+    models_per_gpu: int
     output_shapes: tuple[tuple[int, ...], ...]
     arguments: tuple[str, ...] | None = None
 
@@ -58,20 +73,26 @@ class TorchPredictor:
             shapes = self.output_shapes
             return [raw_column(result, shape) for result, shape in zip(results, shapes, strict=True)]
         if self.prediction_type == "regression":
-            return [pa.array(_numpy(results[0].double()).reshape(-1))]
+            values = results[0].double().reshape(-1)
+            if len(values) != len(inputs[0]):
+                raise DataError(f"prediction_type='regression' needs one value a row, got {_shape(results[0])}")
+            return [pa.array(_numpy(values))]
+        if results[0].ndim > 2:
+            raise DataError(f"prediction_type='classification' needs (batch, classes), got {_shape(results[0])}")
         return self._classes(results[0])
 
     def _forward(self, inputs: list[Array | Ragged]) -> list[Tensor]:
-        net, transform_batch = self._loaded()
+        loaded = self._loaded()
         sources = [one if isinstance(one, Ragged) else torch.from_numpy(_writable(one)) for one in inputs]
         parts = []
         with torch.inference_mode():
             for start in range(0, len(sources[0]), self.batch_size):
-                given = Arguments(_rows(sources, start, start + self.batch_size), self.arguments)
-                batch, _ = transformed(transform_batch, given, None, training=False)
-                outputs = as_outputs(batch.call(net), labels=len(self.output_shapes))
+                rows = _rows(sources, start, start + self.batch_size)
+                given = Arguments([_placed(tensor, loaded.seat.device) for tensor in rows], self.arguments)
+                batch, _ = transformed(loaded.transform_batch, given, None, training=False)
+                outputs = as_outputs(batch.call(loaded.net), labels=len(self.output_shapes) or 1)
                 self._check_shapes(outputs)
-                parts.append(outputs)
+                parts.append([output.cpu() for output in outputs])
             return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
 
     def _check_shapes(self, outputs: list[Tensor]) -> None:
@@ -83,18 +104,26 @@ class TorchPredictor:
                     "length of padded rows, use pad=n instead of pad='longest'"
                 )
 
-    def _loaded(self) -> tuple[nn.Module, TransformBatch | None]:
-        key = (self.weights_file, self.structure)
+    def _loaded(self) -> Loaded:
+        gpus = task_gpus() if self.models_per_gpu else ()
+        key = (self.weights_file, self.structure, gpus)
         if key not in _models:
-            from pyspark import SparkFiles
-
-            tensors = bundle.tensors_from_file(SparkFiles.get(self.weights_file))
-            net, transform_batch = bundle.load(self.structure, tensors)
-            _models[key] = net.eval(), transform_batch
-            while len(_models) > CACHED_MODELS:
-                _models.popitem(last=False)
+            while len(_models) >= CACHED_MODELS:
+                _drop(next(iter(_models)))
+            _models[key] = self._load(gpus)
         _models.move_to_end(key)
         return _models[key]
+
+    def _load(self, gpus: tuple[str, ...]) -> Loaded:
+        from pyspark import SparkFiles
+
+        tensors = bundle.tensors_from_file(SparkFiles.get(self.weights_file))
+        net, transform_batch = bundle.load(self.structure, tensors)
+        seat = take_seat(gpus, self.models_per_gpu)
+        while gpus and seat.device.type == "cpu" and (own := [k for k, one in _models.items() if one.seat.lock]):
+            _drop(own[0])  # rather this model on the GPU than an earlier one of this process
+            seat = take_seat(gpus, self.models_per_gpu)
+        return Loaded(net.eval().to(seat.device), transform_batch, seat)
 
     def _classes(self, output: Tensor) -> list[pa.Array]:
         raw, probability, prediction = classify(output, self.outputs, self.threshold)
@@ -155,6 +184,12 @@ def vector_column(rows: Array) -> pa.Array:
     return pa.StructArray.from_arrays([dense, no_size, no_indices, values], ["type", "size", "indices", "values"])
 
 
+def _drop(key: tuple[str, bytes, tuple[str, ...]]) -> None:
+    """Forget a model, and give its place on the GPU back."""
+    seat = _models.pop(key).seat
+    seat.leave()
+
+
 def _rows(sources: list[Tensor | Ragged], start: int, stop: int) -> list[Tensor]:
     """Rows of each input, a padded one's mask behind it."""
     rows: list[Tensor] = []
@@ -164,6 +199,14 @@ def _rows(sources: list[Tensor | Ragged], start: int, stop: int) -> list[Tensor]
         else:
             rows.append(one[start:stop])
     return rows
+
+
+def _placed(rows: Tensor, device: torch.device) -> Tensor:
+    return rows if device.type == "cpu" else rows.pin_memory().to(device, non_blocking=True)
+
+
+def _shape(output: Tensor) -> str:
+    return f"an output of shape {tuple(output.shape)}"
 
 
 def _numpy(tensor: Tensor) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -130,7 +131,7 @@ class Trainer:
         self._train_rows, self._val_rows = plan.split(
             shard.keys, spec.validation if column is None else column, spec.seed
         )
-        self._digest = plan.digest(shard.keys[self._train_rows])
+        self._digest = plan.digest(shard.keys, self._train_rows)
         self._rows_by_rank = collective.gather(len(self._train_rows))
         val_rows = sum(collective.gather(len(self._val_rows)))
         self._validates = column is not None or spec.validation is not None
@@ -187,6 +188,8 @@ class Trainer:
             if self._callbacks and any(self._collective.gather(int(state.should_stop))):
                 break
         self._call(Callback.on_train_end)
+        if self._collective.rank == 0:
+            self._emit({"kind": "finished"})
         return [{name: _number(name, value) for name, value in entry.items()} for entry in state.history]
 
     def _call(self, point: Callable[[Callback, TrainState], None]) -> None:
@@ -334,6 +337,7 @@ def _seed_everything(seed: int, epoch: int, rank: int) -> None:
     derived = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
     torch.manual_seed(derived)
     np.random.seed(derived)
+    random.seed(derived)
 
 
 def _optimizer(given: Any, model: nn.Module) -> Optimizer:

@@ -108,6 +108,12 @@ def test_a_namesake_of_sparktrain_s_own_is_a_failed_rank_with_its_traceback() ->
     assert error.traceback == TRACEBACK
 
 
+def test_a_missing_module_is_told_how_to_send_it() -> None:
+    report = RankReport(0, 2, "h", "error", "ModuleNotFoundError", "No module named 'mine'", TRACEBACK)
+    assert "spark.addArtifact(" in str(report.to_error())
+    assert "spark.addArtifact(" not in str(REPORT.to_error())
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("name", ["annotations", "KeyError", "RankFailed", "Exception"])
 def test_every_other_error_is_a_failed_rank(name: str, own: bool) -> None:

@@ -96,7 +96,9 @@ def test_classification_with_sparks_evaluator_and_saved_pipeline(
     fitted = Pipeline(stages=[VectorAssembler(inputCols=["features"], outputCol="assembled"), stage]).fit(train)
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True)), "fit changed the user's model"
 
-    assert len(cloudpickle.dumps(fitted.stages[1]._predictor(test))) < 5_000, "the weights travel as a file"
+    inputs = fitted.stages[1]._input_plan(fitted.stages[0].transform(test).schema).specs("input")
+    predictor = fitted.stages[1]._predictor(test, inputs)
+    assert len(cloudpickle.dumps(predictor)) < 5_000, "the weights travel as a file"
     predictions = fitted.transform(test)
     accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predictions)
     assert accuracy > 0.93

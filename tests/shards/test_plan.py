@@ -1,12 +1,16 @@
 """Which rows train in which order: functions of keys, seed and epoch, and of nothing else."""
 
+import hashlib
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparktrain.shards import plan
+from sparktrain.shards import disk, plan
 
 Keys = npt.NDArray[np.int64]
 
@@ -35,6 +39,78 @@ def test_key_order_sorts_by_key() -> None:
     keys = np.array([30, 10, 20], dtype=np.int64)
     np.testing.assert_array_equal(plan.key_order(keys), [1, 2, 0])
     assert plan.key_order(keys[:0]).shape == (0,)
+
+
+def chunked(monkeypatch: pytest.MonkeyPatch, rows: int = 1000) -> None:
+    """Work as on a large shard: in many chunks, with every array on disk."""
+    monkeypatch.setattr(plan, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(disk, "IN_MEMORY_BYTES", 0)
+
+
+ARRIVALS = {
+    "by hash": dealt(KEYS, 1, seed=1)[0],
+    "one run": KEYS,
+    "runs": np.concatenate([KEYS[6500:], KEYS[:4000], KEYS[4000:6500]]),
+    "interleaved runs": np.concatenate([KEYS[::2], KEYS[1::2]]),
+    "backwards": KEYS[::-1],
+    "a chunk and a row": dealt(KEYS, 1, seed=2)[0][:1001],
+    "one row": KEYS[-1:],
+    "no row": KEYS[:0],
+    "repeated": np.repeat(KEYS, 2)[::-1],
+    "of many partitions": np.arange(5000, dtype=np.int64)[::-1] << plan.POSITION_BITS,
+    "negative": -KEYS,
+    "of too many partitions": KEYS << 15,
+    "of too many bits": np.arange(5000, dtype=np.int64)[::-1] << 40 | (1 << plan.POSITION_BITS) - 1,
+}
+
+
+@pytest.mark.parametrize("keys", ARRIVALS.values(), ids=ARRIVALS)
+def test_a_large_shard_is_planned_as_a_small_one(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = np.argsort(keys, kind="stable")
+    drawn, mask = plan.hashed_fraction(keys, 5) < 0.3, keys % 7 == 0
+    expected_digest = hashlib.blake2b(keys[order].data, digest_size=8).digest()
+    chunked(monkeypatch)
+    for validation, held_out in ((None, np.zeros(len(keys), bool)), (0.3, drawn), (mask[:, None], mask)):
+        train, held = plan.split(keys, validation, seed=5)
+        np.testing.assert_array_equal(train, order[~held_out[order]])
+        np.testing.assert_array_equal(held, order[held_out[order]])
+        assert {train.dtype, held.dtype} == {np.dtype(np.int32)}
+    assert plan.digest(keys, plan.key_order(keys)) == int.from_bytes(expected_digest, "little")
+    shuffled = plan.epoch_order(order, seed=1, epoch=2, shard_digest=2**63, shuffle=True)
+    np.testing.assert_array_equal(shuffled, np.random.default_rng([1, 2, 2**63]).permutation(order))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's count of anonymous memory")
+def test_memory_does_not_grow_with_the_shard() -> None:
+    """In a fresh process: memory that other tests freed would be reused unseen."""
+    script = """
+import re, threading
+import numpy as np
+from sparktrain.shards import disk, plan
+
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+def watch():
+    while not done.wait(0.002):
+        peaks.append(anonymous())
+
+rows = 4_000_000
+keys = disk.empty_array(rows, np.int64)
+for start in range(0, rows, 100_000):
+    keys[start : start + 100_000] = (np.arange(100_000) * 7919 + start) % 100_000 + start
+peaks, done = [anonymous()], threading.Event()
+thread = threading.Thread(target=watch)
+thread.start()
+train, held = plan.split(keys, 0.5, 0)
+order = plan.epoch_order(train, seed=0, epoch=0, shard_digest=plan.digest(keys, train), shuffle=True)
+done.set()
+thread.join()
+assert len(order) + len(held) == rows
+print(max(peaks) - peaks[0])
+"""
+    grown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert int(grown.stdout) <= 24, "MB; 4,000,000 rows take 32 MB an int64 array, 16 MB an int32 one"
 
 
 def test_the_hashed_draw_does_not_depend_on_the_deal() -> None:
@@ -92,10 +168,11 @@ def test_without_validation_all_rows_train() -> None:
 
 def test_the_digest_names_keys_in_order() -> None:
     keys = np.array([1, 2, 3], dtype=np.int64)
-    assert plan.digest(keys) == plan.digest(keys.copy())
-    assert plan.digest(keys) == plan.digest(np.array([1, 0, 2, 0, 3])[::2]), "also of a strided view"
-    assert len({plan.digest(keys), plan.digest(keys[::-1]), plan.digest(keys[:2]), plan.digest(keys[:0])}) == 4
-    assert 0 <= plan.digest(keys) < 2**64
+    rows = np.array([0, 1, 2])
+    assert plan.digest(keys, rows) == plan.digest(np.array([3, 1, 2]), rows[[1, 2, 0]])
+    assert plan.digest(keys, rows) == plan.digest(np.array([1, 0, 2, 0, 3])[::2], rows), "also of a strided view"
+    assert len({plan.digest(keys, some) for some in (rows, rows[::-1], rows[:2], rows[:0])}) == 4
+    assert 0 <= plan.digest(keys, rows) < 2**64
 
 
 def order(seed: int = 1, epoch: int = 2, shard_digest: int = 2**63 + 3, shuffle: bool = True) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 
 from sparktrain.errors import DataError, GangError
 from sparktrain.shards.reader import open_shard
-from sparktrain.shards.spool import Spool, SpoolReport, agree_on_shapes, local_directory
+from sparktrain.shards.spool import Spool, SpoolReport, agree_on_shapes
 from sparktrain.shards.tensors import KEY, ColumnSpec, TensorSpec
 from tests.shards.arrays import batch, dense, sparse, vectors
 
@@ -112,31 +112,3 @@ def test_closing_ends_this_process_s_hold(tmp_path: Path) -> None:
     for fd in fds:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
-
-
-def test_the_spool_lies_on_spark_s_first_local_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/somewhere/else")
-    assert local_directory() == str(tmp_path)
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "missing"))
-    assert local_directory() == tempfile.gettempdir()
-    monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert local_directory() == tempfile.gettempdir()
-
-
-# What ranks agree on
-
-
-def test_a_rank_without_rows_takes_its_peers_shape() -> None:
-    reports = [SpoolReport(0, (None,)), SpoolReport(2, ((3,),)), SpoolReport(0, (None,))]
-    assert agree_on_shapes([FEATURES], reports) == (FEATURES.with_shape((3,)),)
-
-
-def test_ranks_that_disagree() -> None:
-    reports = [SpoolReport(1, ((3,),)), SpoolReport(0, (None,)), SpoolReport(2, ((4,),))]
-    with pytest.raises(DataError, match=r"column 'f' .* \(3,\) on rank 0, \(4,\) on rank 2"):
-        agree_on_shapes([FEATURES], reports)
-
-
-def test_no_rank_has_rows() -> None:
-    with pytest.raises(DataError, match="the DataFrame has no rows"):
-        agree_on_shapes([FEATURES], [SpoolReport(0, (None,)), SpoolReport(0, (None,))])

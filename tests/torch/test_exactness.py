@@ -25,7 +25,7 @@ def plain_pytorch(case: Case) -> tuple[list[torch.Tensor], list[float]]:
                 np.arange(len(shard.keys)),
                 seed=SEED,
                 epoch=epoch,
-                shard_digest=plan.digest(shard.keys),
+                shard_digest=plan.digest(shard.keys, np.arange(len(shard.keys))),
                 shuffle=True,
             )
             for shard in shards

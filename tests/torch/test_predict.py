@@ -11,7 +11,9 @@ import torch
 from pyspark import SparkFiles
 from torch import Tensor, nn
 
+from sparktrain.errors import DataError
 from sparktrain.shards.arrow import Faults, column_values
+from sparktrain.shards.ragged import Ragged
 from sparktrain.shards.tensors import ColumnSpec
 from sparktrain.torch import bundle, predict
 from sparktrain.torch.predict import TorchPredictor, classify, raw_column, vector_column
@@ -125,10 +127,16 @@ def predictor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MakePredictor:
     monkeypatch.setattr(predict, "_models", type(predict._models)())
 
     def make(net: nn.Module, *shapes: tuple[int, ...], **settings: Any) -> TorchPredictor:
-        packed = bundle.dump((net, None), net)
+        packed = bundle.dump((net, settings.pop("transform_batch", None)), net)
         name = f"{abs(hash(packed.structure))}.safetensors"
         (tmp_path / name).write_bytes(packed.tensor_bytes())
-        defaults = {"prediction_type": "raw", "outputs": "logits", "threshold": 0.5, "batch_size": 2}
+        defaults = {
+            "prediction_type": "raw",
+            "outputs": "logits",
+            "threshold": 0.5,
+            "batch_size": 2,
+            "models_per_gpu": 4,
+        }
         return TorchPredictor(packed.structure, name, output_shapes=shapes, **{**defaults, **settings})  # type: ignore[arg-type]
 
     return make
@@ -179,6 +187,54 @@ def test_several_inputs(predictor: MakePredictor) -> None:
 
     (column,) = predictor(Add(), ())([ROWS, np.arange(5)])
     assert column.to_pylist() == [1.0, 6.0, 11.0, 16.0, 21.0]
+
+
+class Sum(nn.Module):
+    """Sums what the mask marks."""
+
+    def forward(self, tokens: Tensor, tokens_mask: Tensor) -> Tensor:
+        assert tokens.shape == tokens_mask.shape
+        return torch.where(tokens_mask, tokens, 1000).sum(1)
+
+
+@pytest.mark.parametrize("names", [None, ("tokens", "tokens_mask")])
+def test_padded_inputs_come_with_their_mask(predictor: MakePredictor, names: tuple[str, ...] | None) -> None:
+    tokens = Ragged.of(np.arange(1, 7), np.array([2, 0, 1, 3, 0]), "longest")
+    (column,) = predictor(Sum(), (), arguments=names)([tokens])
+    assert column.to_pylist() == [3, 2000, 2003, 15, 1000]  # two rows a batch
+
+
+def test_outputs_as_long_as_the_padding_ask_for_a_fixed_one(predictor: MakePredictor) -> None:
+    tokens = Ragged.of(np.arange(1, 7), np.array([2, 0, 1, 3, 0]), "longest")
+
+    class Same(nn.Module):
+        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+            return tokens
+
+    with pytest.raises(DataError, match=r"of shape \(3,\) here, and of shape \(2,\) elsewhere; .* pad=n"):
+        predictor(Same(), (2,))([tokens])
+
+
+def test_a_batch_passes_the_user_s_transform(predictor: MakePredictor) -> None:
+    def double(inputs: Any, labels: Any, training: bool) -> Any:
+        assert not training
+        return {"rows": inputs["x"] * 2}, labels
+
+    class Rows(nn.Module):
+        def forward(self, rows: Tensor) -> Tensor:
+            return rows
+
+    (column,) = predictor(Rows(), (2,), transform_batch=double, arguments=("x",))([ROWS])
+    assert column.to_pylist() == (ROWS * 2).tolist()
+
+
+def test_without_a_gpu_the_task_s_address_changes_nothing(
+    predictor: MakePredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict, "task_gpus", lambda: ("0",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    predictor(nn.Linear(2, 1), (1,))([ROWS])
+    assert [one.seat.device.type for one in predict._models.values()] == ["cpu"]
 
 
 @pytest.mark.parametrize("shape", [(1,), ()])
