@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from sparktrain import backends, params, session, shipping
 from sparktrain.errors import ParamError
 from sparktrain.gang.launch import GangOutcome, launch
-from sparktrain.gang.result import MAX_RESULT_SIZE, check_rows_can_hold
+from sparktrain.gang.result import DRIVER_MEMORY, MAX_RESULT_SIZE, check_rows_can_hold
 from sparktrain.gang.spec import GangSpec
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.shards.columns import ColumnPlan
@@ -139,7 +139,9 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
         num_proc = self._num_proc(spark)
         result_bytes = len(payload.large)
         if session.is_connect(spark):
-            check_rows_can_hold(result_bytes, session.setting(spark, MAX_RESULT_SIZE))
+            check_rows_can_hold(
+                result_bytes, session.setting(spark, MAX_RESULT_SIZE), session.setting(spark, DRIVER_MEMORY)
+            )
         spec = self._gang_spec(spark, num_proc, plan, payload)
         del payload  # its large part is on its way to the executors
         outcome = launch(

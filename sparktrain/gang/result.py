@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tempfile
@@ -10,12 +11,18 @@ from collections.abc import Iterable
 
 from sparktrain.errors import GangError
 
+logger = logging.getLogger(__name__)
+
 IN_ROWS_BYTES = 64 << 20
 """Up to this size a result comes back in Spark's rows; a larger one by a socket where there can be one."""
 
-DEFAULT_MAX_RESULT_SIZE = "1g"
-MAX_RESULT_SIZE = "spark.driver.maxResultSize"
-_UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+MAX_RESULT_SIZE, DRIVER_MEMORY = "spark.driver.maxResultSize", "spark.driver.memory"
+SPARKS_DEFAULT, SPARKS_DEFAULT_BYTES = "1g", 1 << 30
+"""Of both settings."""
+
+SIZE_SHARE, HEAP_SHARE = 2, 6
+"""What part of them a result may take. In a heap of 1 GB (``local[2]``) 150 MB passed; 225 MB killed Spark's
+thread that fetches results, and the job hung."""
 
 
 class Result:
@@ -60,35 +67,59 @@ class Result:
         self._close()
 
 
-def check_rows_can_hold(result_bytes: int, max_result_size: str | None) -> None:
-    """Where Spark's rows are the only road back, refuse what Spark would refuse after the training.
+def check_rows_can_hold(result_bytes: int, max_result_size: str | None, driver_memory: str | None) -> None:
+    """Where Spark's rows are the only road back, refuse what Spark would refuse, or die of, after the training.
 
     Parameters
     ----------
     result_bytes : int
         Size of the expected result.
-    max_result_size : str or None
-        ``spark.driver.maxResultSize`` as the server tells it; None: unset, or it doesn't tell.
+    max_result_size, driver_memory : str or None
+        The two settings as the server tells them; None: unset, or it doesn't tell. A heap that isn't told
+        may be any, so it is only warned of.
 
     Raises
     ------
     GangError
-        Where the result is larger than half of it: rows take more room than the bytes in them.
+        Where the result is larger than `SIZE_SHARE` and `HEAP_SHARE` allow.
     """
     limit = size_in_bytes(max_result_size)
     if limit is None:
-        max_result_size, limit = DEFAULT_MAX_RESULT_SIZE, size_in_bytes(DEFAULT_MAX_RESULT_SIZE)
-    assert limit is not None
-    if limit and result_bytes > limit // 2:
-        raise GangError(
-            f"the model is too large to come back over Spark Connect: {result_bytes / 1e6:,.0f} MB ({result_bytes:,} "
-            f"bytes of parameters and buffers), and Spark's rows take up to half of {MAX_RESULT_SIZE}="
-            f"{max_result_size}, {limit // 2:,} bytes. Raise {MAX_RESULT_SIZE} on the server (0: no limit), or fit in "
-            "a classic session"
+        max_result_size, limit = SPARKS_DEFAULT, SPARKS_DEFAULT_BYTES
+    if limit and result_bytes > limit // SIZE_SHARE:
+        raise _too_large(result_bytes, f"{MAX_RESULT_SIZE}={max_result_size}", limit // SIZE_SHARE, " (0: no limit)")
+    heap = size_in_bytes(driver_memory, unit="m")
+    if heap is not None and result_bytes > heap // HEAP_SHARE:
+        raise _too_large(result_bytes, f"{DRIVER_MEMORY}={driver_memory}", heap // HEAP_SHARE)
+    if heap is None and result_bytes > SPARKS_DEFAULT_BYTES // HEAP_SHARE:
+        logger.warning(
+            "the model's %s bytes come back in Spark's rows, and the server doesn't tell %s: with Spark's default "
+            "of %s it would run out of memory; it should be %d times the model",
+            f"{result_bytes:,}",
+            DRIVER_MEMORY,
+            SPARKS_DEFAULT,
+            HEAP_SHARE,
         )
 
 
-def size_in_bytes(text: str | None) -> int | None:
-    """A size as Spark writes it (``512m``, ``1gb``, ``1073741824``); None: not one."""
-    match = re.fullmatch(r"(\d+)\s*([kmgtp]?)b?", (text or "").strip().lower())
-    return int(match[1]) << 10 * _UNITS[match[2]] if match else None
+def _too_large(result_bytes: int, setting: str, most: int, note: str = "") -> GangError:
+    return GangError(
+        f"the model is too large to come back over Spark Connect: {result_bytes / 1e6:,.0f} MB ({result_bytes:,} bytes "
+        f"of parameters and buffers), and with {setting} Spark's rows take {most:,} bytes. Raise "
+        f"{setting.partition('=')[0]} on the server{note}, or fit in a classic session"
+    )
+
+
+def size_in_bytes(text: str | None, unit: str = "b") -> int | None:
+    """A size as Spark writes it (``512m``, ``1gb``, ``1073741824``); None: not one.
+
+    Parameters
+    ----------
+    text : str or None
+    unit : str
+        Of a number without one: each setting has its own.
+    """
+    match = re.fullmatch(r"(\d+)\s*([kmgtp]?b?)", (text or "").strip().lower())
+    if match is None:
+        return None
+    return int(match[1]) << 10 * "bkmgtp".index((match[2] or unit)[0])

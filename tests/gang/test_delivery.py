@@ -14,6 +14,7 @@ import pytest
 from sparktrain.errors import GangError
 from sparktrain.gang import delivery
 from sparktrain.gang.delivery import DeliveryError, ResultReceiver, deliver, receive_exactly
+from sparktrain.gang.result import Result
 from sparktrain.gang.spec import DriverAddress
 
 LOOPBACK = "127.0.0.1"
@@ -106,10 +107,12 @@ def test_a_task_of_another_run(receiver: ResultReceiver) -> None:
 def test_a_task_that_does_not_know_the_secret_makes_no_file(
     receiver: ResultReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "Result", None)
+    made: list[Result] = []
+    monkeypatch.setattr(delivery, "Result", lambda: made.append(Result()) or made[0])
     stranger = Task(receiver.address, b"guessed")
-    stranger.announce(len(RESULT))
+    stranger.announce(0)
     assert stranger.is_dropped()
+    assert not made
 
 
 def test_a_cut_connection(receiver: ResultReceiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import psutil
@@ -139,7 +140,7 @@ def executor_killed(directory: Path) -> None:
     killed: list[float] = []
 
     def kill() -> None:
-        assert wait_until(lambda: len(workers()) == 4 and all_training(), 40)
+        assert wait_until(lambda: len(workers()) == 4 and all_training(), 90)
         executors()[0].kill()
         killed.append(time.monotonic())
 
@@ -176,5 +177,9 @@ def python_held() -> set[str]:
 PARTS = {part.__name__: part for part in (gpus, submitted, added, connect, executor_killed)}
 
 if __name__ == "__main__":
-    PARTS[sys.argv[1]](Path(sys.argv[2]))
+    try:
+        PARTS[sys.argv[1]](Path(sys.argv[2]))
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)  # stderr is full of what Spark says of its executors at the end
+        raise
     print(f"{sys.argv[1]}: all passed")

@@ -57,7 +57,7 @@ def main(directory: str) -> None:
 
     too_large = nn.Sequential(nn.Linear(1, 900_000), nn.Linear(900_000, 2))  # 14.4 MB; rows take 10.5
     refused = estimator.copy({estimator.model: too_large, estimator.optimizer: torch.optim.SGD})
-    expect(GangError, "spark.driver.maxResultSize=20m, 10,485,760 bytes", refused, df)
+    expect(GangError, "with spark.driver.maxResultSize=20m Spark's rows take 10,485,760 bytes", refused, df)
 
     faulty = Faulty("raise")
     broken = estimator.copy(

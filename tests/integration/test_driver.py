@@ -14,9 +14,9 @@ import pytest
 
 from tests.integration.leftovers import all_training, held, processes, wait_until, workers
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]
-START_S, END_S, LEFT_S = 60.0, 20.0, 5.0
+START_S, END_S, LEFT_S = 90.0, 20.0, 5.0
 
 
 @contextlib.contextmanager

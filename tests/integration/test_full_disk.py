@@ -15,7 +15,7 @@ CAN_MOUNT = sys.platform == "linux" and os.geteuid() == 0
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(280)
 @pytest.mark.skipif(not CAN_MOUNT, reason="a small tmpfs needs root (Linux)")
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
@@ -23,7 +23,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(tmp_path)], check=True, timeout=20)
     try:
         command = [sys.executable, "-m", "tests.integration.full_disk_session", str(tmp_path)]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=130)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True, timeout=20)
     print(done.stdout)
