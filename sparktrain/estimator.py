@@ -101,11 +101,14 @@ class Payload:
     large_key : str
         Where the large part goes in the mapping when it is small enough after all.
     large : bytes
+    result_bytes : int
+        About how large the trained model will be.
     """
 
     small: Mapping[str, Any]
     large_key: str
     large: bytes
+    result_bytes: int
 
 
 class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
@@ -137,7 +140,7 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
         plan = self._plan(dataset.schema)
         payload = self._payload(plan)
         num_proc = self._num_proc(spark)
-        result_bytes = len(payload.large)
+        result_bytes = payload.result_bytes
         if session.is_connect(spark):
             check_rows_can_hold(
                 result_bytes, session.setting(spark, MAX_RESULT_SIZE), session.setting(spark, DRIVER_MEMORY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import tempfile
@@ -10,8 +9,6 @@ import weakref
 from collections.abc import Iterable
 
 from sparktrain.errors import GangError
-
-logger = logging.getLogger(__name__)
 
 IN_ROWS_BYTES = 64 << 20
 """Up to this size a result comes back in Spark's rows; a larger one by a socket where there can be one."""
@@ -75,8 +72,8 @@ def check_rows_can_hold(result_bytes: int, max_result_size: str | None, driver_m
     result_bytes : int
         Size of the expected result.
     max_result_size, driver_memory : str or None
-        The two settings as the server tells them; None: unset, or it doesn't tell. A heap that isn't told
-        may be any, so it is only warned of.
+        The two settings as the server tells them; None: unset, or it doesn't tell: Spark's defaults. A server
+        that runs out of heap here leaves the fit hanging, so a doubt is an error.
 
     Raises
     ------
@@ -89,17 +86,10 @@ def check_rows_can_hold(result_bytes: int, max_result_size: str | None, driver_m
     if limit and result_bytes > limit // SIZE_SHARE:
         raise _too_large(result_bytes, f"{MAX_RESULT_SIZE}={max_result_size}", limit // SIZE_SHARE, " (0: no limit)")
     heap = size_in_bytes(driver_memory, unit="m")
-    if heap is not None and result_bytes > heap // HEAP_SHARE:
+    if heap is None:
+        driver_memory, heap = SPARKS_DEFAULT, SPARKS_DEFAULT_BYTES
+    if result_bytes > heap // HEAP_SHARE:
         raise _too_large(result_bytes, f"{DRIVER_MEMORY}={driver_memory}", heap // HEAP_SHARE)
-    if heap is None and result_bytes > SPARKS_DEFAULT_BYTES // HEAP_SHARE:
-        logger.warning(
-            "the model's %s bytes come back in Spark's rows, and the server doesn't tell %s: with Spark's default "
-            "of %s it would run out of memory; it should be %d times the model",
-            f"{result_bytes:,}",
-            DRIVER_MEMORY,
-            SPARKS_DEFAULT,
-            HEAP_SHARE,
-        )
 
 
 def _too_large(result_bytes: int, setting: str, most: int, note: str = "") -> GangError:

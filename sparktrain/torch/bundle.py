@@ -44,6 +44,11 @@ class Bundle:
         """The tensors as a safetensors file."""
         return to_bytes(self.tensors)
 
+    @property
+    def model_bytes(self) -> int:
+        """Size of the model's own tensors, without an optimizer's state."""
+        return sum(tensor.nbytes for name, tensor in self.tensors.items() if not name.startswith(EXTRA))
+
     def write_tensors(self, path: str) -> None:
         """Write the tensors to a local safetensors file, from where they are."""
         save_file(dict(self.tensors), path)

@@ -120,7 +120,8 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
         initial = self._value(self.initialModel)
         if initial is not None:
             packed = started_from(packed, objects.model, initial)
-        return Payload({"spec": spec, "objects": packed.structure}, "tensors", packed.tensor_bytes())
+        small = {"spec": spec, "objects": packed.structure}
+        return Payload(small, "tensors", packed.tensor_bytes(), packed.model_bytes)
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> TorchModel:
         packed = bundle.dump(self._value(self.model), self._value(self.model))

@@ -93,7 +93,7 @@ def test_what_the_server_s_heap_can_not_hold() -> None:
         check_rows_can_hold(300_000_000, "0", "1024")
 
 
-def test_a_heap_that_is_not_told_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    check_rows_can_hold(300_000_000, None, None)
-    assert "the model's 300,000,000 bytes come back in Spark's rows" in caplog.text
-    assert "the server doesn't tell spark.driver.memory" in caplog.text
+def test_a_heap_that_is_not_told_is_spark_s_default() -> None:
+    check_rows_can_hold(170_000_000, None, None)
+    with pytest.raises(GangError, match=r"with spark\.driver\.memory=1g Spark's rows take"):
+        check_rows_can_hold(300_000_000, None, None)
