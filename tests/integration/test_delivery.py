@@ -60,7 +60,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return take(self, size)
 
     monkeypatch.setattr(ResultReceiver, "take", noting)
-    monkeypatch.setattr(result, "IN_ROWS_BYTES", 10)
+    monkeypatch.setattr(result, "IN_ROWS_BYTES", 4)
     return sizes
 
 
