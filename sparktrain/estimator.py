@@ -77,8 +77,8 @@ class HasTraining(KeywordParams):
     epochs = GangParam("epochs", "Passes over the training rows.", params.integer(1), 1)
     seed = GangParam(
         "seed",
-        "Seeds the order of rows, the validation draw and the workers' generators: the same seed, data and "
-        "num_proc give the same model.",
+        "Seeds the order of rows, the validation draw and the workers' generators: the same seed, DataFrame "
+        "(partitions and order of rows included) and num_proc give the same model.",
         params.integer(0),
         0,
     )

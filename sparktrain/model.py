@@ -189,12 +189,15 @@ class GangModel(Model, HasColumns):
         """
         self._input_plan(schema)
         fields = self._output_fields()
+        taken = {name.casefold(): name for name in schema.names}  # Spark finds columns whatever their case
         for field in fields:
-            if field.name in schema.names:
+            if (known := taken.get(field.name.casefold())) is not None:
+                shown = "" if known == field.name else f" as {known!r}"
                 raise ColumnError(
-                    f"transform would append column {field.name!r}, which the DataFrame already has; "
+                    f"transform would append column {field.name!r}, which the DataFrame already has{shown}; "
                     "drop it, or set output_cols / prediction_col / probability_col / raw_prediction_col"
                 )
+            taken[field.name.casefold()] = field.name
         return StructType([*schema.fields, *fields])
 
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -126,8 +126,10 @@ class KeywordParams(Params):
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{_parameters_section(ordered)}"
         cls.__signature__ = _signature(ordered)  # type: ignore[attr-defined]
 
-    def __init__(self, **keywords: Any) -> None:
+    def __init__(self, *positional: Any, **keywords: Any) -> None:
         super().__init__()
+        if positional:
+            raise TypeError(f"{type(self).__name__} takes keyword arguments only: {', '.join(self._keywords)}")
         defaults = {p.name: p.default for p in self._keywords.values() if p.default is not REQUIRED}
         self._setDefault(**defaults)
         self.setParams(**keywords)

@@ -94,7 +94,7 @@ class Saveable(MLWritable, MLReadable[Any]):
         return Reader(cls)
 
     @classmethod
-    def load(cls, path: str, *, trust: bool = False, allow: tuple[str, ...] = ()) -> Self:
+    def load(cls, path: str, *, trust: bool = False, allow: str | tuple[str, ...] = ()) -> Self:
         """Load what `write` saved.
 
         Parameters
@@ -104,7 +104,7 @@ class Saveable(MLWritable, MLReadable[Any]):
         trust : bool, default False
             Run any code that the file holds: needed where a class or function was stored by value (it was
             defined in ``__main__`` or a notebook). As a Spark setting: ``spark.sparktrain.trust=true``.
-        allow : tuple of str
+        allow : str or tuple of str
             Packages whose classes the file may use beside torch's own, such as that of your model. As a
             Spark setting: ``spark.sparktrain.allow=package,other``.
 
@@ -113,7 +113,8 @@ class Saveable(MLWritable, MLReadable[Any]):
         PersistenceError
             Where the file asks for code that was not allowed, or holds another kind of object.
         """
-        loaded: Self = Reader(cls, trust=trust, allow=allow).load(path)
+        allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+        loaded: Self = Reader(cls, trust=trust, allow=allowed).load(path)
         return loaded
 
 

@@ -31,7 +31,7 @@ _PEER_SIGNS = (
 )
 
 
-_MISSING_MODULE = (
+MISSING_MODULE = (
     "The executors don't have this module. Install it there, or send it along: spark.addArtifact('module.py or a "
     "package.zip', pyfile=True), on Spark 3 sparkContext.addPyFile(...), or spark-submit --py-files. What a notebook "
     "or the script itself defines travels without that."
@@ -84,7 +84,7 @@ class RankReport:
             return error
         parts = [f"rank {self.rank} of {self.world_size} failed on {self.host}: {self.error_type}: {self.message}"]
         if self.error_type == "ModuleNotFoundError":
-            parts.append(_MISSING_MODULE)
+            parts.append(MISSING_MODULE)
         if self.traceback:
             parts.append(f"Traceback of rank {self.rank}:\n{self.traceback.rstrip()}")
         if self.log_tail:

@@ -27,6 +27,10 @@ class Faults:
         if rows:
             self._counts[column, what] += int(rows)
 
+    @property
+    def total(self) -> int:
+        return sum(self._counts.values())
+
     def __bool__(self) -> bool:
         return bool(self._counts)
 
@@ -100,8 +104,18 @@ def ragged_lists(column: ColumnSpec, array: pa.Array, faults: Faults) -> tuple[A
         nulls = np.asarray(items.is_null().to_numpy(zero_copy_only=False))
         faults.add(column.name, NULL_ELEMENT, len(np.unique(rows[nulls])))
         return None
-    values = _lists(column, items, faults) if _is_list(items.type) else _numbers(items)
-    return None if values is None else (values, lengths)
+    if not _is_list(items.type):
+        return _numbers(items), lengths
+    inner = Faults()
+    values = _lists(column, items, inner)
+    if values is None:
+        faults.add(
+            column.name,
+            "inner arrays that differ in length or have nulls (only the outer length may vary)",
+            inner.total,
+        )
+        return None
+    return values, lengths
 
 
 def list_lengths(array: pa.Array) -> Array:

@@ -59,6 +59,8 @@ def assemble_ragged(spec: TensorSpec, columns: Sequence[pa.Array], faults: Fault
     if found is None:
         return None
     items, lengths = found
+    if not len(items) and spec.shape is not None:  # only empty arrays: the inner shape is not in them
+        items = items.reshape(0, *spec.shape)
     if spec.pad != "longest":
         longer = int(np.count_nonzero(lengths > spec.pad))
         faults.add(spec.name, f"rows longer than pad={spec.pad} (raise it, or cut them: F.slice)", longer)

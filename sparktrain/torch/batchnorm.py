@@ -24,9 +24,11 @@ def synchronise(model: nn.Module, collective: Collective, device: torch.device) 
     if device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.forward = GlobalBatchNorm(module, collective)  # type: ignore[method-assign, assignment]
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if layers:
+        collective = collective.channel()  # beside the gradients' exchange, which runs at the same time
+    for module in layers:
+        module.forward = GlobalBatchNorm(module, collective)  # type: ignore[method-assign, assignment]
     return model
 
 

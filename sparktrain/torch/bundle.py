@@ -99,6 +99,22 @@ def _alone(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return tensor.detach()
 
 
+def add_buffers(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Buffers that were None when the model was made, and that its forward has set.
+
+    Raises
+    ------
+    ParamError
+        Where the forward has made parameters or modules.
+    """
+    for name, tensor in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        try:
+            model.get_submodule(path).register_buffer(leaf, tensor)
+        except (AttributeError, KeyError) as error:
+            raise ParamError(f"model: its forward has made {name!r}; make it in __init__") from error
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A detached, contiguous copy on the CPU with memory of its own."""
     return tensor.detach().to("cpu", copy=True).contiguous()

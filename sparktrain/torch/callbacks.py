@@ -8,12 +8,15 @@
         on_epoch_end             validation is done; state.history[-1] is this epoch's entry
     on_train_end
 
-A callback is pickled with the estimator, so every rank of every fit starts with a copy of its own. What it
+A callback is pickled with the estimator, so every rank of every fit starts with a copy of its own, and what it keeps
+in itself stays there: to bring a value back, add it to ``state.history[-1]``. What it prints is in the executors'
+logs, behind ``[rank N]``. With ``lr_scheduler_interval="step"`` the scheduler has stepped before `on_step_end`. What it
 changes in the model or optimizer it must change alike on all ranks; `TrainState` says which rank this is.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass, field
 
@@ -62,7 +65,7 @@ class TrainState:
 
 
 class Callback:
-    """Base of callbacks: override what you need.
+    """Base of callbacks: override what you need. What they are given is described in `TrainState`.
 
     Examples
     --------
@@ -71,6 +74,15 @@ class Callback:
     ...         for group in state.optimizer.param_groups:
     ...             group["lr"] = 1e-3 * min(1.0, state.epoch / 5)
     """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        known = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
+                raise ParamError(f"{cls.__name__}.{name} would never be called; {hint}")
 
     def on_train_begin(self, state: TrainState) -> None:
         """Before the first epoch."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -11,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from sparktrain.errors import ParamError
 from sparktrain.torch import bundle
 from sparktrain.torch.callbacks import Callback, EarlyStopping
+from sparktrain.torch.metrics import is_metric_object
 from sparktrain.torch.spec import TrainSpec
 from sparktrain.torch.trainer import TrainObjects
 
@@ -43,20 +48,31 @@ def check_bound(objects: TrainObjects, spec: TrainSpec) -> None:
         raise ParamError("lr_scheduler: ReduceLROnPlateau watches an epoch's loss; use lr_scheduler_interval='epoch'")
 
 
-def check_monitored(callbacks: list[Callback], *, validates: bool) -> None:
-    """What early stopping watches must be there.
+def check_monitored(callbacks: list[Callback], metrics: Mapping[str, Any], *, validates: bool) -> None:
+    """What early stopping watches must be there, as far as that can be known before training.
 
     Raises
     ------
     ParamError
-        For a ``val_`` value without validation.
+        For a ``val_`` value without validation, and an unknown one (the message names the nearest).
     """
+    names = ["loss", *metrics]
+    known = names + [f"val_{name}" for name in names if validates]
+    open_ended = any(not isinstance(one, EarlyStopping) for one in callbacks) or any(
+        hasattr(metric, "keys") or is_metric_object(metric) for metric in metrics.values()
+    )
     for callback in callbacks:
-        if isinstance(callback, EarlyStopping) and callback.monitor.startswith("val_") and not validates:
+        if not isinstance(callback, EarlyStopping):
+            continue
+        if callback.monitor.startswith("val_") and not validates:
             raise ParamError(
                 f"callbacks: EarlyStopping monitor={callback.monitor!r} needs validation=, a fraction or a boolean "
                 "column; or monitor='loss'"
             )
+        if callback.monitor not in known and not open_ended:
+            nearest = difflib.get_close_matches(callback.monitor, known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {known}"
+            raise ParamError(f"callbacks: EarlyStopping monitor={callback.monitor!r} is no value of history; {hint}")
 
 
 def started_from(packed: bundle.Bundle, model: nn.Module, initial: nn.Module) -> bundle.Bundle:
@@ -67,6 +83,7 @@ def started_from(packed: bundle.Bundle, model: nn.Module, initial: nn.Module) ->
     ParamError
         Where the two have other names or shapes.
     """
+    names: dict[int, str] = {}
     own, given = dict(bundle.named_tensors(model)), dict(bundle.named_tensors(initial))
     differing = sorted(own.keys() ^ given.keys()) or [name for name in own if own[name].shape != given[name].shape]
     if differing:
@@ -76,5 +93,12 @@ def started_from(packed: bundle.Bundle, model: nn.Module, initial: nn.Module) ->
             f"initial_model: {len(differing)} weights or buffers differ from the model's by name or shape; {name!r} is "
             f"{here} in model and {there} in initial_model"
         )
+    for name, tensor in bundle.named_tensors(model):
+        first = names.setdefault(id(tensor), name)
+        if given[first] is not given[name] and not torch.equal(given[first], given[name]):
+            raise ParamError(
+                f"initial_model: {first!r} and {name!r} are one and the same in model, and have different values in "
+                "initial_model"
+            )
     replaced = {name: bundle.plain(given[name]).to(own[name].dtype) for name in packed.tensors if name in given}
     return replace(packed, tensors={**packed.tensors, **replaced})

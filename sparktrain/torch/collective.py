@@ -36,6 +36,9 @@ class Collective(Protocol):
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Give every rank the root's values, in place."""
 
+    def channel(self) -> Collective:
+        """The same peers by connections of their own: its operations need no order among those of this one."""
+
 
 class Alone:
     """A gang of one: nothing to exchange."""
@@ -55,9 +58,15 @@ class Alone:
     def broadcast(self, tensor: Tensor, root: int) -> None:
         return
 
+    def channel(self) -> Collective:
+        return self
+
 
 class TorchDistributed:
-    """The default process group of `torch.distributed`: gloo for CPU tensors, nccl for CUDA ones."""
+    """A process group of `torch.distributed`: gloo for CPU tensors, nccl for CUDA ones; None: the default one."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
 
     @property
     def rank(self) -> int:
@@ -68,12 +77,12 @@ class TorchDistributed:
         return dist.get_world_size()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self._group)
         return tensor
 
     def gather(self, value: int) -> list[int]:
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(found, torch.tensor([value]))
+        dist.all_gather(found, torch.tensor([value]), group=self._group)
         return [int(one) for one in found]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
@@ -83,11 +92,16 @@ class TorchDistributed:
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         found = [torch.empty_like(padded) for _ in sizes]
         if len(padded):
-            dist.all_gather(found, padded)
+            dist.all_gather(found, padded, group=self._group)
         return [bytes(one[:size].numpy()) for one, size in zip(found, sizes, strict=True)]
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        dist.broadcast(tensor, root)
+        values = tensor.detach().reshape(-1).contiguous()
+        dist.broadcast(values.view(torch.uint8), root, group=self._group)  # as bytes: gloo knows few dtypes
+        tensor.detach().copy_(values.view_as(tensor))
+
+    def channel(self) -> Collective:
+        return TorchDistributed(dist.new_group())
 
 
 @contextlib.contextmanager

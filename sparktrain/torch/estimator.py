@@ -115,7 +115,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
             callbacks=self._value(self.callbacks),
         )
         check_bound(objects, spec)
-        check_monitored(objects.callbacks, validates=validation is not None)
+        check_monitored(objects.callbacks, objects.metrics, validates=validation is not None)
         packed = bundle.dump(objects, objects.model)
         initial = self._value(self.initialModel)
         if initial is not None:
@@ -125,8 +125,9 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> TorchModel:
         packed = bundle.dump(self._value(self.model), self._value(self.model))
-        trained = {**packed.tensors, **bundle.tensors_from_file(outcome.result.path)}
-        net = bundle.load(packed.structure, trained).eval()
+        result = bundle.tensors_from_file(outcome.result.path)
+        net = bundle.load(packed.structure, {**packed.tensors, **result}).eval()
+        bundle.add_buffers(net, {name: tensor for name, tensor in result.items() if name not in packed.tensors})
         shapes = next(info["outputs"] for info in outcome.infos if info["outputs"] is not None)
         agreed = outcome.infos[0]["inputs"]
         model = self._copyValues(TorchModel())

@@ -19,9 +19,10 @@ from sparktrain.errors import ColumnError, ParamError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 LabelKind = Literal["class", "float", "as_is"]
+Link = Literal["sigmoid", "softmax"]
 CHECKED_ROWS = 1 << 18
 
-_CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
 _SAME_SHAPE_MODULES = (
     nn.MSELoss,
     nn.L1Loss,
@@ -33,8 +34,10 @@ _SAME_SHAPE_MODULES = (
     nn.SoftMarginLoss,
     nn.MultiLabelSoftMarginLoss,
     nn.KLDivLoss,
+    nn.HingeEmbeddingLoss,
+    nn.MultiLabelMarginLoss,
 )
-_CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss, F.multi_margin_loss)
+_CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss, F.multi_margin_loss, F.multilabel_margin_loss)
 _FLOAT_FUNCTIONS = (
     F.mse_loss,
     F.l1_loss,
@@ -44,6 +47,9 @@ _FLOAT_FUNCTIONS = (
     F.binary_cross_entropy_with_logits,
     F.poisson_nll_loss,
     F.soft_margin_loss,
+    F.hinge_embedding_loss,
+    F.kl_div,
+    F.multilabel_soft_margin_loss,
 )
 
 
@@ -75,6 +81,16 @@ class Criterion:
             self.function.reduction = "none"  # type: ignore[attr-defined]
         self._same_shape = isinstance(loss, _SAME_SHAPE_MODULES) or loss in _FLOAT_FUNCTIONS
         self._classes = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+
+    @property
+    def link(self) -> Link | None:
+        """What makes probabilities of the outputs, where the loss takes logits."""
+        loss = self.function
+        if isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy:
+            return "softmax"
+        if isinstance(loss, nn.BCEWithLogitsLoss) or loss is F.binary_cross_entropy_with_logits:
+            return "sigmoid"
+        return None
 
     @property
     def summed(self) -> bool:

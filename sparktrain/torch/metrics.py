@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from sparktrain.errors import ParamError
 from sparktrain.torch.collective import Collective
+from sparktrain.torch.loss import Link
 
 MetricFunction = Callable[[Any, Any], Any]
 
@@ -26,14 +28,16 @@ class EpochMeans:
 
     Parameters
     ----------
-    losses : int
-        How many losses there are.
+    links : sequence of str or None
+        One a loss: what makes probabilities of its outputs, where they are logits.
     metrics : mapping of str to callable
         ``metric(output, target)``, a mean over the batch; with several labels it gets lists. Or torchmetrics
         objects, which this pass updates in place: give it a copy of its own.
     """
 
-    def __init__(self, losses: int, metrics: Mapping[str, Any]) -> None:
+    def __init__(self, links: Sequence[Link | None], metrics: Mapping[str, Any]) -> None:
+        losses = len(links)
+        self._links = list(links)
         self._functions = {name: metric for name, metric in metrics.items() if not is_metric_object(metric)}
         self._objects = {name: metric for name, metric in metrics.items() if is_metric_object(metric)}
         self._order = list(metrics)
@@ -60,12 +64,17 @@ class EpochMeans:
         pair = (outputs[0], targets[0]) if len(outputs) == 1 else (list(outputs), list(targets))
         with torch.no_grad():
             for position, (name, function) in enumerate(self._functions.items()):
-                value = torch.as_tensor(function(*pair)).detach()
+                with _named(name, outputs, targets):
+                    value = torch.as_tensor(function(*pair)).detach()
                 if value.numel() != 1:
                     raise ValueError(f"metric {name!r} must return one number a batch, got shape {tuple(value.shape)}")
                 self._sums[position] += float(value) * rows
-            for metric in self._objects.values():
-                _update(metric, *pair)
+            for name, metric in self._objects.items():
+                with _named(name, outputs, targets):
+                    if of_classes(metric) and len(outputs) == 1:
+                        metric.update(probabilities(outputs[0], self._links[0]), whole(targets[0]))
+                    else:
+                        metric.update(*pair)
 
     def local_loss(self, weights: Sequence[float]) -> float:
         """This rank's loss so far, for live progress."""
@@ -86,11 +95,25 @@ class EpochMeans:
         for name, value in zip(self._functions, sums.tolist(), strict=True):
             found[name] = {name: value / float(total) if total else float("nan")}
         for name, metric in self._objects.items():
-            found[name] = _values(name, _merged(metric, self._rows > 0, collective))
+            merged = _merged(metric, self._rows > 0, collective)
+            with _named(name):
+                found[name] = _values(name, merged)
         values = {f"{prefix}loss": _weighted(numerators, denominators, weights)}
         for name in self._order:
             values |= {f"{prefix}{key}": value for key, value in found[name].items()}
         return values
+
+
+@contextlib.contextmanager
+def _named(metric: str, outputs: Sequence[Tensor] = (), targets: Sequence[Tensor] = ()) -> Iterator[None]:
+    """An error from inside a metric also says which one, and what it was given."""
+    try:
+        yield
+    except Exception as error:
+        pairs = zip(outputs, targets, strict=True)
+        shapes = ", ".join(f"{tuple(output.shape)} and {tuple(target.shape)}" for output, target in pairs)
+        error.add_note(f"in metric {metric!r}" + (f", given output and target of shape {shapes}" if shapes else ""))
+        raise
 
 
 def _weighted(numerators: Tensor, denominators: Tensor, weights: Sequence[float]) -> float:
@@ -103,19 +126,24 @@ def _weighted(numerators: Tensor, denominators: Tensor, weights: Sequence[float]
 # reduces the states as the objects declare it (`add_state(dist_reduce_fx=…)`).
 
 
-def _update(metric: Any, output: Any, target: Any) -> None:
-    """Binary losses take float labels, torchmetrics' classification whole numbers: those are exact in both."""
-    of_classes = "classification" in type(metric).__module__ or any(
-        "classification" in type(part).__module__ for part in getattr(metric, "values", list)()
-    )
-    if (
-        of_classes
-        and isinstance(target, Tensor)
-        and target.is_floating_point()
-        and bool((target == target.int()).all())
-    ):
-        target = target.int()
-    metric.update(output, target)
+def of_classes(metric: Any) -> bool:
+    """Whether it is one of torchmetrics' classification metrics, or a collection of them."""
+    parts = metric.values() if hasattr(metric, "keys") else [metric]
+    return all("classification" in type(part).__module__ for part in parts)
+
+
+def probabilities(output: Tensor, link: Link | None) -> Tensor:
+    """Classification metrics guess batch by batch whether they are given logits: they are given probabilities."""
+    if link is None:
+        return output
+    return torch.sigmoid(output) if link == "sigmoid" else torch.softmax(output, dim=1)
+
+
+def whole(target: Tensor) -> Tensor:
+    """Binary losses take float labels, classification metrics whole numbers, which are the same in both."""
+    if target.is_floating_point() and bool((target == target.long()).all()):
+        return target.long()
+    return target
 
 
 def _merged(metric: Any, updated: bool, collective: Collective) -> Any:
@@ -131,8 +159,13 @@ def _merged(metric: Any, updated: bool, collective: Collective) -> Any:
 
 
 def _stateful(metric: nn.Module) -> list[Any]:
-    """The metric and those inside it (collections, wrappers) that hold states."""
-    return [module for module in metric.modules() if hasattr(module, "_reductions")]
+    """The metric and those inside it (collections, wrappers) that hold states; some wrappers show their inner one's."""
+    found: dict[int, Any] = {}
+    for module in reversed(list(metric.modules())):  # from the inside
+        reductions = getattr(module, "_reductions", None)
+        if reductions is not None:
+            found.setdefault(id(reductions), module)
+    return list(found.values())
 
 
 def _merge_states(ranks: Sequence[Any]) -> None:

@@ -82,8 +82,8 @@ class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
 
     model = GangParam("model", "The trained torch.nn.Module.", module, by_value=True)
 
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(**keywords)
+    def __init__(self, *positional: Any, **keywords: Any) -> None:
+        super().__init__(*positional, **keywords)
         self.history: list[dict[str, float]] = []
         self._input_shapes: tuple[tuple[int, ...], ...] = ()
         self._outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -14,6 +14,8 @@ from sparktrain.torch.callbacks import Callback
 from sparktrain.torch.metrics import is_metric_object
 from sparktrain.torch.model import TorchModel
 
+HISTORY_KEYS = {"epoch", "loss", "lr", "rows_per_s", "seconds", "skipped_steps"}
+
 
 def _optimizer(value: Any) -> Any:
     if not isinstance(value, Optimizer) and not callable(value):
@@ -23,7 +25,13 @@ def _optimizer(value: Any) -> Any:
 
 def _losses(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [params.function(one) for one in value]
+        return [_loss(one) for one in value]
+    return _loss(value)
+
+
+def _loss(value: Any) -> Any:
+    if isinstance(value, type) and issubclass(value, nn.Module):
+        raise ValueError(f"an instance of the loss, {value.__name__}()")
     return params.function(value)
 
 
@@ -31,6 +39,14 @@ def _metric(value: Any) -> Any:
     if not callable(value) and not is_metric_object(value):
         raise ValueError("callables metric(output, target) -> mean over the batch, or torchmetrics objects")
     return value
+
+
+def _metrics(value: Any) -> dict[str, Any]:
+    metrics = params.mapping(_metric)(value)
+    taken = sorted(name for name in metrics if name in HISTORY_KEYS or name.startswith("val_"))
+    if taken:
+        raise ValueError(f"names other than {', '.join(map(repr, taken))}, which history's own values have")
+    return dict(metrics)
 
 
 def _callbacks(value: Any) -> list[Callback]:
@@ -76,7 +92,7 @@ class HasTorchTraining(KeywordParams):
         "metrics",
         "Name -> callable(output, target) that returns the mean of a batch, averaged over all ranks by rows; or a "
         "torchmetrics object, whose states are merged over all ranks. With several labels they are given lists.",
-        params.mapping(_metric),
+        _metrics,
         {},
         by_value=True,
     )
@@ -157,7 +173,7 @@ class HasTorchTraining(KeywordParams):
     initialModel = GangParam(
         "initial_model",
         "A fitted TorchModel, or a module, whose weights and buffers training starts from, instead of the model's "
-        "own. It must have the same ones by name and shape.",
+        "own. It must have the same ones by name and shape; model= is needed all the same.",
         _initial_model,
         None,
         by_value=True,

@@ -39,6 +39,7 @@ class Precision:
         if mixed == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise ParamError("mixed_precision='bf16': this GPU has no bfloat16; use 'fp16'")
         self._scaler = torch.amp.GradScaler(device.type, enabled=mixed == "fp16")
+        self._attempted = self._taken = 0
 
     def autocast(self) -> AbstractContextManager[object]:
         """Around the model's forward pass."""
@@ -56,10 +57,28 @@ class Precision:
         scaled: Tensor = self._scaler.scale(loss)
         return scaled
 
+    def watch(self, optimizer: Optimizer) -> None:
+        """Count the steps that the optimizer really takes."""
+
+        def taken(*_: object) -> None:
+            self._taken += 1
+
+        if self._scaler.is_enabled():
+            optimizer.register_step_post_hook(taken)
+
+    def skipped_steps(self) -> int | None:
+        """Steps since the last call whose gradients overflowed; None where none is ever skipped."""
+        if not self._scaler.is_enabled():
+            return None
+        skipped = self._attempted - self._taken
+        self._attempted = self._taken = 0
+        return skipped
+
     def step(self, optimizer: Optimizer, parameters: Iterable[Tensor], max_norm: float | None) -> None:
         """Unscale, clip and apply the gradients; with fp16, skip the step where they overflowed."""
         if max_norm is not None:
             self._scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(parameters, max_norm)
+        self._attempted += 1
         self._scaler.step(optimizer)
         self._scaler.update()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparktrain.errors import DataError
+from sparktrain.gang.failure import MISSING_MODULE
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.ragged import Ragged
 from sparktrain.torch import bundle
@@ -90,12 +91,19 @@ class TorchPredictor:
                 rows = _rows(sources, start, start + self.batch_size)
                 given = Arguments([_placed(tensor, loaded.seat.device) for tensor in rows], self.arguments)
                 batch, _ = transformed(loaded.transform_batch, given, None, training=False)
-                outputs = as_outputs(batch.call(loaded.net), labels=len(self.output_shapes) or 1)
-                self._check_shapes(outputs)
+                outputs = as_outputs(batch.call(loaded.net), labels=0)
+                self._check_shapes(outputs, len(rows[0]))
                 parts.append([output.cpu() for output in outputs])
             return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
 
-    def _check_shapes(self, outputs: list[Tensor]) -> None:
+    def _check_shapes(self, outputs: list[Tensor], rows: int) -> None:
+        expected = len(self.output_shapes) or 1
+        if len(outputs) != expected:
+            kind = f"prediction_type={self.prediction_type!r}"
+            raise DataError(f"the model gives {len(outputs)} outputs, and {kind} reads {expected}; use 'raw'")
+        if any(output.ndim == 0 or len(output) != rows for output in outputs):
+            shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
+            raise DataError(f"the model must give a row for each of a batch's {rows} rows, and gives shape {shapes}")
         for output, shape in zip(outputs, self.output_shapes, strict=False):
             found = tuple(output.shape[1:])
             if found != shape:
@@ -118,7 +126,11 @@ class TorchPredictor:
         from pyspark import SparkFiles
 
         tensors = bundle.tensors_from_file(SparkFiles.get(self.weights_file))
-        net, transform_batch = bundle.load(self.structure, tensors)
+        try:
+            net, transform_batch = bundle.load(self.structure, tensors)
+        except ModuleNotFoundError as error:
+            error.add_note(MISSING_MODULE)
+            raise
         seat = take_seat(gpus, self.models_per_gpu)
         while gpus and seat.device.type == "cpu" and (own := [k for k, one in _models.items() if one.seat.lock]):
             _drop(own[0])  # rather this model on the GPU than an earlier one of this process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +105,9 @@ class LossStep(nn.Module):
         Whether a loss's denominator counts elements of a row by itself (class weights, ignored labels).
     precision : Precision
         In which the model computes; losses are computed from float32 outputs.
+    all_used : bool
+        Every forward pass uses every parameter. If not, a rank without rows must not touch any of them: a
+        gradient of zero is not none, since weight decay and momentum act on it.
     """
 
     def __init__(
@@ -114,9 +117,11 @@ class LossStep(nn.Module):
         loss_weights: Sequence[float],
         counted: Sequence[bool],
         precision: Precision,
+        all_used: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
+        self.presence = None if all_used else nn.Parameter(torch.zeros(()))  # no optimizer's: only there to be used
         self._precision = precision
         self.losses = nn.ModuleList(c.function for c in criteria if isinstance(c.function, nn.Module))
         self._criteria = list(criteria)
@@ -128,19 +133,27 @@ class LossStep(nn.Module):
 
         Without rows (None) every parameter still takes part, with a gradient of exactly zero, so that
         this rank joins the all-reduce while model and BatchNorm statistics stay untouched. A batch of
-        0 rows passes through the model as well, for the collectives that are inside it.
+        0 rows passes through the model instead, for the collectives that are inside it: its gradients must
+        come up in the order of the peers'.
         """
         if batch is None or not batch.rows:
-            nothing = [p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad]
-            if batch is not None:
-                nothing += [output.sum() for output in self._outputs(batch)]
-            return torch.stack(nothing).sum(), None
+            return self._nothing(batch), None
         outputs, targets, numerators = self.evaluate(batch)
         parts = zip(numerators, scales, self._loss_weights, strict=True)
         loss = torch.stack([numerator * scale * weight for numerator, scale, weight in parts]).sum()
+        if self.presence is not None:
+            loss = loss + self.presence * 0
         return loss, StepResult(
             [output.detach() for output in outputs], targets, torch.stack([n.detach() for n in numerators])
         )
+
+    def _nothing(self, batch: Batch | None) -> Tensor:
+        """A loss of 0 that reaches the parameters."""
+        outputs = [] if batch is None else [output.sum() for output in self._outputs(batch)]
+        touched: Iterable[Tensor] = self.parameters() if batch is None else self.losses.parameters()
+        if self.presence is not None:
+            touched = [self.presence]
+        return torch.stack([*outputs, *(p.flatten()[:0].sum() for p in touched if p.requires_grad)]).sum()
 
     def evaluate(self, batch: Batch) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Outputs, aligned targets and each loss's numerator."""

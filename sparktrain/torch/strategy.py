@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from sparktrain.errors import ParamError
 from sparktrain.torch.collective import Collective
 
-# Buffers stay each rank's own between steps; torch 2.13 renamed the argument.
+# Every rank starts from the same tensors, and buffers stay its own between steps; torch 2.13 renamed that argument.
 _DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
-_KEEP_BUFFERS: dict[str, Any] = {
-    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_ARGUMENTS else "broadcast_buffers": False
+_NO_SYNC: dict[str, Any] = {
+    **({"init_sync": False} if "init_sync" in _DDP_ARGUMENTS else {}),
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_ARGUMENTS else "broadcast_buffers": False,
 }
 
 
@@ -43,7 +45,7 @@ class DataParallel:
     def wrap(self, step: nn.Module) -> nn.Module:
         if self._collective.world_size == 1 or not any(p.requires_grad for p in step.parameters()):
             return step
-        return DistributedDataParallel(step, find_unused_parameters=self._find_unused_parameters, **_KEEP_BUFFERS)
+        return DistributedDataParallel(step, find_unused_parameters=self._find_unused_parameters, **_NO_SYNC)
 
     def local_gradients(self, wrapped: nn.Module) -> AbstractContextManager[object]:
         if isinstance(wrapped, DistributedDataParallel):
@@ -56,6 +58,12 @@ class DataParallel:
         become those of the rank with the most rows."""
         if self._collective.world_size == 1:
             return
+        counts = self._collective.gather(sum(1 for _ in model.buffers()))
+        if len(set(counts)) > 1:
+            raise ParamError(
+                f"model: the ranks have {counts} buffers: its forward makes some, and some ranks had no rows to call "
+                "it with. Make them in __init__"
+            )
         rows_by_rank = self._collective.gather(rows)
         leader = rows_by_rank.index(max(rows_by_rank))
         averaged = list(_running_statistics(model))

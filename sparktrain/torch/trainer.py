@@ -147,10 +147,18 @@ class Trainer:
         counted = self._counted_denominators()
         self._denominators = Denominators(self._criteria, counted, shard.weights is not None, collective, device)
         self._precision = Precision(spec.mixed_precision, device)
-        self._step = LossStep(self._model, self._criteria, spec.loss_weights, counted, self._precision).to(device)
+        self._step = LossStep(
+            self._model,
+            self._criteria,
+            spec.loss_weights,
+            counted,
+            self._precision,
+            all_used=not spec.find_unused_parameters,
+        ).to(device)
         self._strategy = strategy or DataParallel(collective, spec.find_unused_parameters)
         self._wrapped = self._strategy.wrap(self._step)
         self._optimizer: Optimizer = _optimizer(objects.optimizer, self._model)
+        self._precision.watch(self._optimizer)
         self._trained_parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         self._scheduler = _scheduler(objects.lr_scheduler, self._optimizer)
         self._state = TrainState(
@@ -161,7 +169,8 @@ class Trainer:
         if not train_rows:
             raise DataError(f"validation takes all {val_rows} rows: none is left to train on")
         if self._validates and not val_rows:
-            raise DataError(f"validation={self._spec.validation or 'column'} holds out none of {train_rows} rows")
+            given = self._spec.validation or repr(self._shard.specs("validation")[0].name)
+            raise DataError(f"validation={given} holds out none of {train_rows} rows")
 
     def _counted_denominators(self) -> list[bool]:
         """For each loss, whether labels anywhere in the gang need its denominator counted by label."""
@@ -177,7 +186,8 @@ class Trainer:
         -------
         list of dict
             One an epoch: ``epoch`` (from 1), ``loss``, each metric, their ``val_`` forms, ``lr`` (of the
-            first parameter group, at the epoch's start), ``rows_per_s`` (all ranks), ``seconds``.
+            first parameter group, at the epoch's start), ``rows_per_s`` (all ranks), ``seconds``; with fp16 also
+            ``skipped_steps``, whose gradients overflowed.
         """
         state = self._state
         self._call(Callback.on_train_begin)
@@ -210,6 +220,9 @@ class Trainer:
             entry |= self._evaluate().reduce(self._collective, self._spec.loss_weights, prefix="val_")
         if self._spec.lr_scheduler_interval == "epoch":
             self._step_scheduler(entry)
+        skipped = self._precision.skipped_steps()
+        if skipped is not None:
+            entry["skipped_steps"] = skipped
         entry["lr"] = rate
         entry["rows_per_s"] = sum(self._rows_by_rank) / trained
         entry["seconds"] = time.perf_counter() - started
@@ -220,7 +233,7 @@ class Trainer:
         order = plan.epoch_order(
             self._train_rows, seed=spec.seed, epoch=epoch, shard_digest=self._digest, shuffle=spec.shuffle
         )
-        means = EpochMeans(len(self._criteria), self._metrics)
+        means = EpochMeans([one.link for one in self._criteria], self._metrics)
         progress = Progress(self._emit, epoch + 1, spec, self._steps, active=self._collective.rank == 0)
         self._model.train()
         for step in range(self._steps):
@@ -245,7 +258,8 @@ class Trainer:
 
         Every rank exchanges once, also one that has fewer batches in this step, or none.
         """
-        shares = [self._denominators.local(batch, global_rows) for batch in batches]
+        with self._columns_named():
+            shares = [self._denominators.local(batch, global_rows) for batch in batches]
         scales = self._denominators.scales(shares, global_rows)
         self._optimizer.zero_grad(set_to_none=True)
         for batch, share in zip(batches[:-1], shares[:-1], strict=True):
@@ -275,9 +289,12 @@ class Trainer:
             inputs, labels = (", ".join(s.describe() for s in self._shard.specs(role)) for role in ("input", "label"))
             error.add_note(f"model inputs: {inputs}; labels: {labels}")
             if "more than 1 value per channel" in str(error):
+                whose, more = "this rank", ", or sync_batchnorm=True"
+                if self._spec.sync_batchnorm:
+                    whose, more = "the gang", ""
                 error.add_note(
-                    "BatchNorm can't train on a batch of one row, and this rank's last one has a single row: choose "
-                    "another batch_size, or sync_batchnorm=True"
+                    f"BatchNorm can't train on a single row, all that {whose} has in its last batch: choose another "
+                    f"batch_size{more}"
                 )
             raise
 
@@ -290,7 +307,7 @@ class Trainer:
             ]
 
     def _evaluate(self) -> EpochMeans:
-        means = EpochMeans(len(self._criteria), self._val_metrics)
+        means = EpochMeans([one.link for one in self._criteria], self._val_metrics)
         size = self._spec.batch_size
         global_batch = self._spec.step_rows * self._collective.world_size
         self._model.eval()
@@ -324,12 +341,9 @@ def _number(name: str, value: Any) -> float:
     ParamError
         Where it is no number.
     """
-    try:
-        return value if isinstance(value, (int, float)) else float(value)
-    except (TypeError, ValueError):
-        raise ParamError(
-            f"a callback added {name!r} to history, a {type(value).__name__}; history holds numbers"
-        ) from None
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise ParamError(f"a callback added {name!r} to history, a {type(value).__name__}; history holds numbers")
+    return value if isinstance(value, (int, float)) else float(value)
 
 
 def _seed_everything(seed: int, epoch: int, rank: int) -> None:

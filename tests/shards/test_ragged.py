@@ -78,6 +78,22 @@ def test_faults_are_counted_once(tmp_path: Path) -> None:
         spool.close()
 
 
+def test_a_batch_of_empty_arrays_has_the_shape_of_the_others_items() -> None:
+    empty = batch(t=pa.array([[], []], pa.list_(pa.list_(pa.float32()))))
+    spec = TensorSpec("t", "input", (COLUMN,), "float32", (3,), pad="longest")
+    ragged = assemble_ragged(spec, empty.columns, Faults())
+    assert ragged is not None
+    assert ragged.take(np.arange(2))[0].shape == (2, 1, 3)
+
+
+def test_only_the_outer_length_may_vary(tmp_path: Path) -> None:
+    spool = Spool(specs(), str(tmp_path))
+    spool.write(batch(t=[[[1, 2], [3]], [[4, 5]]]))
+    with pytest.raises(DataError, match=r"column 't': \d inner arrays that differ in length .*\(only the outer length"):
+        spool.finish(rank=0)
+    spool.close()
+
+
 def test_a_slice_of_a_batch() -> None:
     arrays = batch(t=[[9], [1, 2], [3], [4, 5, 6]]).slice(1, 2)
     ragged = assemble_ragged(specs()[0], arrays.columns, Faults())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torchmetrics
 from torch import nn
-from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassF1Score
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
 
 from sparktrain.shards.reader import Shard
 from sparktrain.shards.tensors import KEY, TensorSpec
@@ -92,6 +92,7 @@ def metric_objects(collective: Collective) -> dict[str, Any]:
     frozen = {"rate": 0.0, "epochs": 2, "model": nn.Linear(FEATURES, 1)}
     with torch.no_grad():
         frozen["model"].weight.copy_(torch.tensor([[0.3, -1.0, 0.5, 0.2]]))
+        frozen["model"].bias.fill_(0.7)
     rows = shard("binary", collective.rank, validation=True)
     _, one = train(collective, rows, nn.BCEWithLogitsLoss(), metrics=binary, **frozen)
     classes = {"f1": MulticlassF1Score(CLASSES, average="macro")}
@@ -204,7 +205,52 @@ def precisions(collective: Collective) -> dict[str, Any]:
     return found
 
 
+class Unused(nn.Module):
+    """`never` is not used, `once` in the first step only: a rank has no rows in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.used, self.once, self.never = (nn.Linear(FEATURES, 1) for _ in range(3))
+        self.register_buffer("small", torch.tensor(3, dtype=torch.int16))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.used(features) + (self.once(features) if len(features) == 16 else 0)
+
+
+def unused_parameters(collective: Collective) -> dict[str, Any]:
+    """With weight decay and momentum, a gradient of zero is not none."""
+    model = Unused()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    spec = replace(SPEC, epochs=1, batch_size=16, find_unused_parameters=True)
+    objects = TrainObjects(model, optimizer, [nn.MSELoss()], {})
+    rows = shard("value", collective.rank)
+    Trainer(spec, objects, rows, collective, torch.device("cpu"), lambda event: None).fit()
+    return {"before": before, "after": {name: p.detach().clone() for name, p in model.named_parameters()}}
+
+
+def large_batchnorm(collective: Collective) -> list[torch.Tensor]:
+    """Gradients of several buckets beside BatchNorm's sums, with a rank that has no rows."""
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Linear(FEATURES, 700), nn.BatchNorm1d(700), nn.Linear(700, 700), nn.BatchNorm1d(700), nn.Linear(700, 1)
+    )
+    rows = shard("value", collective.rank)
+    model, _ = train(collective, rows, nn.MSELoss(), model=model, sync_batchnorm=True, rate=1e-3, epochs=2)
+    return weights(model)
+
+
+def classwise(collective: Collective) -> list[dict[str, float]]:
+    """A wrapper that shows its inner metric's states as its own."""
+    accuracy = MulticlassAccuracy(CLASSES, average=None)
+    metrics = {"c": torchmetrics.wrappers.ClasswiseWrapper(accuracy), "a": MulticlassAccuracy(CLASSES, average="macro")}
+    torch.manual_seed(1)
+    rows, model = shard("class", collective.rank), nn.Linear(FEATURES, CLASSES)
+    return train(collective, rows, nn.CrossEntropyLoss(), metrics=metrics, rate=0.0, model=model)[1]
+
+
 def run_all(collective: Collective) -> dict[str, Any]:
     """All topics in one gang: its start is what takes time."""
-    topics = (metric_objects, callbacks, early_stopping, precisions)
+    topics = (metric_objects, callbacks, early_stopping, precisions, unused_parameters, large_batchnorm, classwise)
     return {topic.__name__: topic(collective) for topic in topics}

@@ -215,6 +215,17 @@ def test_outputs_as_long_as_the_padding_ask_for_a_fixed_one(predictor: MakePredi
         predictor(Same(), (2,))([tokens])
 
 
+def test_a_model_that_reduces_over_the_batch_or_gives_more_outputs(predictor: MakePredictor) -> None:
+    class Total(nn.Module):
+        def forward(self, rows: Tensor) -> Tensor:
+            return rows.sum(0)
+
+    with pytest.raises(DataError, match=r"a row for each of a batch's 1 rows, and gives shape \(2,\)"):
+        predictor(Total(), (2,))([ROWS[:1]])
+    with pytest.raises(DataError, match="the model gives 2 outputs, and prediction_type='classification' reads 1"):
+        predictor(Counted(), prediction_type="classification")([ROWS])
+
+
 def test_a_batch_passes_the_user_s_transform(predictor: MakePredictor) -> None:
     def double(inputs: Any, labels: Any, training: bool) -> Any:
         assert not training

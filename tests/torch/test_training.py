@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from sparktrain.errors import ParamError
-from sparktrain.torch.callbacks import EarlyStopping, TrainState
+from sparktrain.torch.callbacks import Callback, EarlyStopping, TrainState
 from tests.torch.features import SPEC, SPLIT, data
 from tests.torch.rank import run_ranks
 
@@ -79,7 +79,34 @@ def test_mixed_precision_trains_like_float32_and_an_overflow_skips_the_step_on_a
         for other in ranks[1:]:
             for weight, same in zip(other[mixed]["weights"], run["weights"], strict=True):
                 assert torch.equal(weight, same)
+        skipped = [entry.get("skipped_steps") for entry in run["history"]]
+        assert skipped == [None] * 3 if mixed == "bf16" else skipped[0] > 0
     assert all(math.isfinite(entry["loss"]) for entry in ranks[0]["batchnorm"])
+
+
+def test_a_rank_without_rows_trains_no_parameter_that_nobody_uses(ranks: list) -> None:
+    for found in (rank["unused_parameters"] for rank in ranks):
+        moved = {name for name, p in found["after"].items() if not torch.equal(p, found["before"][name])}
+        assert moved == {"used.weight", "used.bias", "once.weight", "once.bias"}
+
+
+def test_synchronised_batchnorm_beside_gradients_of_several_buckets(ranks: list) -> None:
+    first = ranks[0]["large_batchnorm"]
+    assert all(torch.isfinite(weight).all() for weight in first)
+    for other in ranks[1:]:
+        assert all(torch.equal(one, same) for one, same in zip(other["large_batchnorm"], first, strict=True))
+
+
+def test_a_wrapper_s_states_are_merged_once(ranks: list) -> None:
+    for entry in ranks[0]["classwise"]:
+        by_class = [value for name, value in entry.items() if name.startswith("c_")]
+        assert len(by_class) == 3
+        assert sum(by_class) / 3 == pytest.approx(entry["a"], abs=1e-6)
+
+
+def test_a_misspelt_hook_is_noticed() -> None:
+    with pytest.raises(ParamError, match=r"Typo\.on_epoch_ends would never be called; did you mean on_epoch_end\?"):
+        type("Typo", (Callback,), {"on_epoch_ends": lambda self, state: None})
 
 
 # Early stopping by itself
