@@ -14,9 +14,11 @@ from typing import Protocol
 
 import pyarrow as pa
 from pyspark.ml.base import Model
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from sparktrain import params
 from sparktrain.errors import ColumnError, DataError
@@ -33,6 +35,7 @@ except ImportError:  # before Spark 4.1
     arrow_udf = None  # type: ignore[assignment]
 
 RESULT = "__sparktrain_result"
+VECTOR_VALUES = ArrayType(DoubleType(), containsNull=False)
 
 
 class HasColumns(KeywordParams):
@@ -140,12 +143,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictStruct:
-    """The Arrow UDF: input columns to one struct of output columns, named p0, p1, …"""
+    """The Arrow UDF: input columns to one struct of output columns, named p0, p1, …
+
+    Vectors leave as arrays: over a cached or Parquet table, whose columns Spark 4.3 hands to the UDF as they
+    are, it takes no user-defined type back.
+    """
 
     prediction: Prediction
 
     def __call__(self, *arrays: pa.Array) -> pa.Array:
-        columns = self.prediction.columns(arrays)
+        columns = [as_array(column) for column in self.prediction.columns(arrays)]
         return pa.StructArray.from_arrays(columns, names=[f"p{i}" for i in range(len(columns))])
 
 
@@ -210,13 +217,22 @@ class GangModel(Model, HasColumns):
         if arrow_udf is None:
             names = tuple(field.name for field in fields)
             return dataset.mapInArrow(PredictRows(prediction, plan.names, names), appended)
-        struct = StructType([StructField(f"p{i}", field.dataType) for i, field in enumerate(fields)])
+        is_vector = [isinstance(field.dataType, VectorUDT) for field in fields]
+        kinds = [VECTOR_VALUES if vector else field.dataType for vector, field in zip(is_vector, fields, strict=True)]
+        struct = StructType([StructField(f"p{i}", kind) for i, kind in enumerate(kinds)])
         with warnings.catch_warnings():  # it would rather read the type hints than be told the kind of UDF
             warnings.simplefilter("ignore", UserWarning)
             udf = arrow_udf(PredictStruct(prediction), struct, ArrowUDFType.SCALAR).asNondeterministic()
         result = dataset.withColumn(RESULT, udf(*[quoted(name) for name in plan.names]))
-        outputs = [functions.col(RESULT)[f"p{i}"].alias(field.name) for i, field in enumerate(fields)]
+        parts = [functions.col(RESULT)[f"p{i}"] for i in range(len(fields))]
+        parts = [array_to_vector(part) if vector else part for vector, part in zip(is_vector, parts, strict=True)]
+        outputs = [part.alias(field.name) for part, field in zip(parts, fields, strict=True)]
         return result.select(*[quoted(name) for name in dataset.columns], *outputs)
+
+
+def as_array(column: pa.Array) -> pa.Array:
+    """The values of dense vectors, stored as struct(type, size, indices, values); another column as it is."""
+    return column.field("values") if pa.types.is_struct(column.type) else column
 
 
 def to_arrow(field: StructField) -> pa.DataType:

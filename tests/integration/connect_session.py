@@ -44,6 +44,12 @@ def main(directory: str) -> None:
     accuracy = MulticlassClassificationEvaluator(labelCol="label", metricName="accuracy").evaluate(predictions)
     assert accuracy > 0.95, accuracy
 
+    df.write.parquet(f"{directory}/rows")
+    stored = model.transform(spark.read.parquet(f"{directory}/rows"))
+    assert (
+        stored.select("prediction").orderBy("id").collect() == predictions.orderBy("id").select("prediction").collect()
+    )
+
     path = f"{directory}/model"
     model.save(path)
     model.write().overwrite().save(path)

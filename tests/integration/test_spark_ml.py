@@ -16,8 +16,9 @@ from pyspark.ml.evaluation import (
     RegressionEvaluator,
 )
 from pyspark.ml.feature import StandardScaler, VectorAssembler
+from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
@@ -110,6 +111,24 @@ def test_one_logit_on_integer_labels_and_spark_s_evaluators(points: DataFrame) -
         optimizer=partial(torch.optim.SGD, lr=0.1),
     ).fit(scaled)
     assert RegressionEvaluator(labelCol="value", metricName="r2").evaluate(regression.transform(scaled)) > 0.9
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "raw"])
+def test_predictions_over_columnar_tables(spark: SparkSession, points: DataFrame, kind: str, tmp_path: Path) -> None:
+    """Spark hands cached and Parquet columns to an Arrow UDF as they are, and takes fewer types back."""
+    points.write.parquet(str(tmp_path / "points"))
+    outputs = 3 if kind == "classification" else 1
+    model = TorchModel(model=nn.Linear(2, outputs), feature_cols=["a", "b"], prediction_type=kind)
+    rows = model.transform(points.withColumn("a", F.col("a") + 0)).orderBy("id").collect()
+    for table in (points, spark.read.parquet(str(tmp_path / "points"))):
+        out = model.transform(table)
+        assert out.orderBy("id").collect() == rows
+        selected = out.select("id", "prediction").orderBy("id").collect()
+        assert selected == [Row(id=row["id"], prediction=row["prediction"]) for row in rows]
+        assert out.groupBy("prediction").count().agg(F.sum("count")).first()[0] == 600
+    if kind == "classification":
+        assert out.schema["probability"].dataType == VectorUDT()
+        assert out.select("probability").first()["probability"].size == 3
 
 
 def test_early_stopping_torchmetrics_and_going_on_from_a_model(points: DataFrame) -> None:
