@@ -81,7 +81,7 @@ def started_from(packed: bundle.Bundle, model: nn.Module, initial: nn.Module) ->
     Raises
     ------
     ParamError
-        Where the two have other names or shapes.
+        Where the two have other names or shapes, or other values for what is one tensor in `model`.
     """
     names: dict[int, str] = {}
     own, given = dict(bundle.named_tensors(model)), dict(bundle.named_tensors(initial))
