@@ -62,7 +62,7 @@ class HasGang(KeywordParams):
         params.number(above=0),
         1800.0,
     )
-    verbose = GangParam("verbose", "0: silent. 1: a progress bar on the driver's terminal.", params.integer(0), 1)
+    verbose = GangParam("verbose", "0: silent. 1: a progress bar on the driver's terminal.", params.verbosity, 1)
 
 
 class HasTraining(KeywordParams):
@@ -103,15 +103,18 @@ class Payload:
     large : bytes
     result_bytes : int
         About how large the trained model will be.
+    result_bytes_at_most : int
+        Where that can't be told: how large it may be.
     """
 
     small: Mapping[str, Any]
     large_key: str
     large: bytes
     result_bytes: int
+    result_bytes_at_most: int = 0
 
 
-class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
+class GangEstimator(Estimator[M], HasGang, Generic[M]):
     """Base of the estimators: a subclass names its trainer, plans columns, packs a payload, makes the model."""
 
     trainer: str
@@ -122,12 +125,16 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
         """Columns to tensors; raises on what the schema already shows to be wrong."""
 
     @abstractmethod
-    def _payload(self, plan: ColumnPlan) -> Payload:
+    def _payload(self, plan: ColumnPlan, schema: StructType) -> Payload:
         """What the trainer needs; raises on Params that contradict one another."""
 
     @abstractmethod
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> M:
         """The fitted model, with this estimator's values of the Params they share."""
+
+    def _shards(self, dataset: DataFrame, plan: ColumnPlan, num_proc: int) -> DataFrame:
+        """The needed columns, in one partition a rank."""
+        return plan.shards(dataset, None if self._value(self.partitioned) else num_proc)
 
     def _fit(self, dataset: DataFrame) -> M:
         spark = session.session_of(dataset)
@@ -135,12 +142,12 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
             raise ParamError(
                 "fit takes a batch DataFrame, got a streaming one; fit inside foreachBatch, or read it as a table"
             )
-        if self._value(self.shuffle) == "global" and self._value(self.partitioned):
-            raise ParamError("shuffle='global' deals rows to ranks anew, and partitioned=True leaves them: choose one")
-        plan = self._plan(dataset.schema)
-        payload = self._payload(plan)
+        schema = dataset.schema
+        plan = self._plan(schema)
+        payload = self._payload(plan, schema)
         num_proc = self._num_proc(spark)
         result_bytes = payload.result_bytes
+        at_most = max(result_bytes, payload.result_bytes_at_most)
         if session.is_connect(spark):
             check_rows_can_hold(
                 result_bytes, session.setting(spark, MAX_RESULT_SIZE), session.setting(spark, DRIVER_MEMORY)
@@ -148,16 +155,12 @@ class GangEstimator(Estimator[M], HasGang, HasTraining, Generic[M]):
         spec = self._gang_spec(spark, num_proc, plan, payload)
         del payload  # its large part is on its way to the executors
         outcome = launch(
-            plan.shards(
-                dataset,
-                None if self._value(self.partitioned) else num_proc,
-                seed=self._value(self.seed) if self._value(self.shuffle) == "global" else None,
-            ),
+            self._shards(dataset, plan, num_proc),
             spec,
             partitioned=self._value(self.partitioned),
             launch_timeout_s=self._value(self.launchTimeoutS),
             progress_label=type(self).__name__ if self._value(self.verbose) else None,
-            result_bytes=result_bytes,
+            result_bytes=at_most,
         )
         logger.info("%s trained on %s rows by rank", type(self).__name__, list(outcome.rows))
         try:

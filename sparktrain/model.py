@@ -10,7 +10,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.ml.base import Model
@@ -24,9 +24,10 @@ from sparktrain import params
 from sparktrain.errors import ColumnError, DataError
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.shards.arrow import Array, Faults
-from sparktrain.shards.assemble import assemble, assemble_ragged
+from sparktrain.shards.assemble import assemble, assemble_ragged, assemble_sparse
 from sparktrain.shards.columns import ColumnPlan, quoted
 from sparktrain.shards.ragged import Ragged
+from sparktrain.shards.sparse import SparseRows
 from sparktrain.shards.tensors import TensorSpec
 
 try:
@@ -110,7 +111,9 @@ class HasColumns(KeywordParams):
 class Predictor(Protocol):
     """Computes output columns from input tensors; frozen, small, picklable; loads the model where it runs."""
 
-    def __call__(self, inputs: list[Array | Ragged]) -> list[pa.Array]: ...
+    def __call__(self, inputs: list[Any]) -> list[pa.Array]:
+        """`inputs` are arrays; `Ragged` where padded, `SparseRows` where vectors may be sparse."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -132,13 +135,16 @@ class Prediction:
         if not len(arrays[0]):
             return [pa.array([], type=kind) for kind in self.types]
         faults = Faults()
-        inputs = [
-            assemble(spec, arrays, faults) if spec.pad is None else assemble_ragged(spec, arrays, faults)
-            for spec in self.tensors
-        ]
+        inputs = [_assembled(spec, arrays, faults) for spec in self.tensors]
         if faults:
             raise DataError(f"transform: {faults} (of {len(arrays[0]):,} rows in this Arrow batch)")
         return self.predictor([values for values in inputs if values is not None])
+
+
+def _assembled(spec: TensorSpec, arrays: Sequence[pa.Array], faults: Faults) -> Array | Ragged | SparseRows | None:
+    if spec.sparse:
+        return assemble_sparse(spec, arrays, faults)
+    return assemble(spec, arrays, faults) if spec.pad is None else assemble_ragged(spec, arrays, faults)
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,7 @@ class PredictRows:
             yield pa.RecordBatch.from_arrays([*batch.columns, *outputs], names=names)
 
 
-class GangModel(Model, HasColumns):
+class GangModel(Model, KeywordParams):
     """Base of the models: a subclass plans its input columns, names its outputs and gives a predictor."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pyspark.ml.param import Param, Params
@@ -111,6 +111,8 @@ class KeywordParams(Params):
     """Base of everything with `GangParam` knobs: keyword constructor, accessors, checked values."""
 
     _keywords: ClassVar[dict[str, GangParam]] = {}
+    _refused: ClassVar[dict[str, str]] = {}
+    """Keywords that users of the framework know and that have no place here: what to do instead."""
     _holder: ClassVar[type[Holder] | None] = None
     """What makes ``by_value`` values of a grid savable; None: such a grid trains, and isn't saved."""
 
@@ -146,6 +148,8 @@ class KeywordParams(Params):
         given: dict[str, str] = {}
         for keyword, value in keywords.items():
             param = self._keywords.get(keyword) or by_name.get(keyword)
+            if param is None and keyword in self._refused:
+                raise ParamError(f"{type(self).__name__} takes no {keyword!r}: {self._refused[keyword]}")
             if param is None:
                 raise ParamError(_unknown_keyword(type(self).__name__, keyword, [*self._keywords, *by_name]))
             if value is None:
@@ -185,10 +189,12 @@ class KeywordParams(Params):
         """Defaults, set values and `extra` in one map, the latter before the former."""
         return {param: released(value) for param, value in super().extractParamMap(extra).items()}
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:  # the generated setNumProc()/getNumProc() accessors
-            ...
+    def __getattr__(self, name: str) -> Any:
+        """A Param by its keyword: ``estimator.num_proc`` is ``estimator.numProc`` (and typed for the accessors)."""
+        param = type(self)._keywords.get(name)
+        if param is None or param.name == name:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self, param.name)
 
 
 def _add_accessors(cls: type, param: GangParam) -> None:
@@ -247,6 +253,11 @@ def integer(at_least: int) -> Convert:
         return int(value)
 
     return convert
+
+
+def verbosity(value: Any) -> int:
+    """A level from 0; True is 1, as XGBoost's and Keras's users write it."""
+    return int(value) if isinstance(value, bool) else int(integer(0)(value))
 
 
 def number(above: float = float("-inf"), *, at_least: float = float("-inf")) -> Convert:
@@ -377,6 +388,12 @@ def function(value: Any) -> Any:
     if not callable(value):
         raise ValueError("a callable")
     return value
+
+
+def labels(value: Any) -> list[float]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError("a list of numbers")
+    return [number()(one) for one in value]
 
 
 def numbers(value: Any) -> list[float]:

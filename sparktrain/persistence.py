@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pyspark.errors import AnalysisException
 from pyspark.ml.util import (
@@ -73,8 +73,23 @@ class Saved:
 Unpickler = Callable[[io.BytesIO], pickle.Unpickler]
 
 
+def nothing(path: str) -> None:
+    """Writes no weights: what `ToSave.write_tensors` is where there are none."""
+    Path(path).touch()
+
+
+def unpickled(structure: bytes, unpickler: Unpickler) -> Any:
+    """What a saved pickle holds."""
+    return unpickler(io.BytesIO(structure)).load()
+
+
 class Saveable(MLWritable, MLReadable[Any]):
     """Gives an estimator or model ``write``, ``save``, ``read`` and ``load``."""
+
+    weights_file = TENSORS
+    """Name of the framework's native file in the directory."""
+    _reader: ClassVar[type[Reader]]
+    """What reads a saved one."""
 
     @abstractmethod
     def _saved_objects(self) -> ToSave:
@@ -91,7 +106,7 @@ class Saveable(MLWritable, MLReadable[Any]):
     @classmethod
     def read(cls) -> MLReader[Any]:
         """A reader for ``read().load(path)``; `load` is the same."""
-        return Reader(cls)
+        return cls._reader(cls)
 
     @classmethod
     def load(cls, path: str, *, trust: bool = False, allow: str | tuple[str, ...] = ()) -> Self:
@@ -114,7 +129,7 @@ class Saveable(MLWritable, MLReadable[Any]):
             Where the file asks for code that was not allowed, or holds another kind of object.
         """
         allowed = (allow,) if isinstance(allow, str) else tuple(allow)
-        loaded: Self = Reader(cls, trust=trust, allow=allowed).load(path)
+        loaded: Self = cls._reader(cls, trust=trust, allow=allowed).load(path)
         return loaded
 
 
@@ -126,10 +141,10 @@ class Writer(MLWriter):
         self._instance = instance
 
     def _handleOverwrite(self, path: str) -> None:
-        filesystem.clear(_session(), path)
+        filesystem.clear(active_session(), path)
 
     def saveImpl(self, path: str) -> None:
-        spark = _session()
+        spark = active_session()
         saved: ToSave = self._instance._saved_objects()
         values = {
             param.name: value
@@ -138,15 +153,16 @@ class Writer(MLWriter):
         }
         extra = {"fitted": dict(saved.extra)}
         try:
-            DefaultParamsWriter.saveMetadata(self._instance, path, _context(spark), extra, values)
+            DefaultParamsWriter.saveMetadata(self._instance, path, context(spark), extra, values)
         except AnalysisException as error:
             if "exist" not in str(error):
                 raise
             raise PersistenceError(f"{path} already exists; replace it with .write().overwrite().save(path)") from None
         with tempfile.TemporaryDirectory(prefix="sparktrain-") as local:
             Path(local, STRUCTURE).write_bytes(saved.structure)
-            saved.write_tensors(f"{local}/{TENSORS}")
-            for name in (STRUCTURE, TENSORS):
+            weights = self._instance.weights_file
+            saved.write_tensors(f"{local}/{weights}")
+            for name in (STRUCTURE, weights):
                 filesystem.write_file(spark, f"{path}/{name}", f"{local}/{name}")
 
 
@@ -170,8 +186,8 @@ class Reader(MLReader[Any]):
         self._allow = allow
 
     def load(self, path: str) -> Any:
-        spark = _session()
-        metadata = DefaultParamsReader.loadMetadata(path, _context(spark))
+        spark = active_session()
+        metadata = DefaultParamsReader.loadMetadata(path, context(spark))
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
         if metadata["class"] != expected:
             name = metadata["class"].rpartition(".")[2]
@@ -189,9 +205,10 @@ class Reader(MLReader[Any]):
         DefaultParamsReader.getAndSetParams(instance, metadata)
         try:
             with tempfile.TemporaryDirectory(prefix="sparktrain-") as local:
-                for name in (STRUCTURE, TENSORS):
+                weights = instance.weights_file
+                for name in (STRUCTURE, weights):
                     filesystem.read_file(spark, f"{path}/{name}", f"{local}/{name}")
-                saved = Saved(Path(local, STRUCTURE).read_bytes(), f"{local}/{TENSORS}", metadata["fitted"])
+                saved = Saved(Path(local, STRUCTURE).read_bytes(), f"{local}/{weights}", metadata["fitted"])
                 instance._restore_objects(saved, self._unpickler(spark))
         except ModuleNotFoundError as error:
             raise PersistenceError(f"{path} needs a module that is not installed here: {error.name}") from error
@@ -202,6 +219,9 @@ class Reader(MLReader[Any]):
         named = [name.strip() for name in (setting(spark, ALLOW) or "").split(",") if name.strip()]
         allow = (*self._allow, *named)
         return pickle.Unpickler if trusted else lambda file: RestrictedUnpickler(file, allow)
+
+
+Saveable._reader = Reader
 
 
 class RestrictedUnpickler(pickle.Unpickler):
@@ -264,6 +284,7 @@ _CONTAINERS = {
     "torch.serialization": {"_get_layout"},
     "copyreg": {"_reconstructor"},
     "sparktrain.torch.callbacks": {"EarlyStopping"},
+    "xgboost.callback": {"EarlyStopping", "EvaluationMonitor", "LearningRateScheduler", "TrainingCheckPoint"},
 }
 _FUNCTIONS = ("torch.nn.functional", "torch._C._nn")
 _FUNCTION_HOMES = (*_FUNCTIONS, "torch")
@@ -318,10 +339,10 @@ def _is_building_block(found: Any) -> bool:
     return issubclass(found, (nn.Module, optim.Optimizer, optim.lr_scheduler.LRScheduler))
 
 
-def _session() -> SparkSession:
+def active_session() -> SparkSession:
     return SparkSession.active()
 
 
-def _context(spark: SparkSession) -> Any:
+def context(spark: SparkSession) -> Any:
     """What this pyspark's params reader and writer take: the session, before 4.0 the context."""
     return spark if SPARK_4 else spark.sparkContext

@@ -125,9 +125,17 @@ class ProgressBar:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["kind"] == "progress":
             self._progress(event)
+        elif event["kind"] == "rounds":
+            self._rounds(event)
         elif event["kind"] == "finished" and self._bar is not None:
             self._bar.total = self._bar.n  # it may have stopped early, which is no failure
             self._bar.refresh()
+
+    def _rounds(self, event: dict[str, Any]) -> None:
+        if self._bar is None:
+            self._bar = _live_line(total=event["total"], desc=self._label, unit="round", dynamic_ncols=True)
+        self._bar.set_postfix({name: f"{value:.4g}" for name, value in event["metrics"].items()}, refresh=False)
+        self._bar.update(event["done"] - self._bar.n)
 
     def _progress(self, event: dict[str, Any]) -> None:
         if self._bar is None:

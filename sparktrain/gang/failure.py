@@ -153,6 +153,8 @@ def explain(text: str) -> GangError:
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an exception tells of another rank's end rather than of a fault of its own."""
     names = {kind.__name__ for kind in type(error).__mro__}
+    if "XGBoostError" in names:  # its own text names the source file; the stack trace below may name any
+        return "/collective/" in str(error).partition("Stack trace:")[0]
     if names & {"DistBackendError", "DistNetworkError", "DistStoreError"}:
         return True
     return isinstance(error, (RuntimeError, ConnectionError)) and any(sign in str(error) for sign in _PEER_SIGNS)

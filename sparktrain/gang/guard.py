@@ -12,14 +12,22 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import sys
 
 POLL_S = 0.5
 
 
-def start(lifeline_fd: int) -> None:
-    """Fork the guard; call it first thing in a process that leads its own group."""
+def start(lifeline_fd: int, scratch: str) -> None:
+    """Fork the guard; call it first thing in a process that leads its own group.
+
+    Parameters
+    ----------
+    lifeline_fd : int
+    scratch : str
+        A directory of this worker's, removed with it where it was made.
+    """
     worker = os.getpid()
     _die_with_parent()
     if os.fork():
@@ -28,6 +36,9 @@ def start(lifeline_fd: int) -> None:
         _close_all_but(lifeline_fd)
         _wait(lifeline_fd, worker)
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)  # first the one that writes; the whole group has this process in it
+        shutil.rmtree(scratch, ignore_errors=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker, signal.SIGKILL)
         os._exit(0)

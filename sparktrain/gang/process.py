@@ -6,10 +6,12 @@ import collections
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -20,6 +22,7 @@ from sparktrain.gang.failure import Cause, RankReport, ReportedFailure
 from sparktrain.gang.rendezvous import BarrierView
 from sparktrain.gang.resources import worker_environment
 from sparktrain.gang.spec import WorkerJob
+from sparktrain.shards.disk import local_directory
 
 LOG_LINES = 50
 TICK_S = 1.0
@@ -44,6 +47,7 @@ class WorkerProcess:
         self._barrier = barrier
         self._parent = os.getppid()
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
+        self._scratch = os.path.join(local_directory(), f"sparktrain-{uuid.uuid4().hex}")
         self._control, control_end = multiprocessing.Pipe(duplex=True)
         lifeline_end, self._lifeline = os.pipe()
         inherited = (*fds, control_end.fileno(), lifeline_end)
@@ -56,7 +60,7 @@ class WorkerProcess:
         command = [sys.executable, "-P", "-m", "sparktrain.gang.worker"]
         try:
             self._process = subprocess.Popen(
-                [*command, str(control_end.fileno()), str(lifeline_end), preload],
+                [*command, str(control_end.fileno()), str(lifeline_end), self._scratch, preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -129,7 +133,7 @@ class WorkerProcess:
                 cause = "peer"  # how gloo's threads end a process whose peer has gone; if not, it is told all the same
             how = f"was killed by {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
-                how += " (if nobody did: the out-of-memory killer; lower batch_size or give executors more memory)"
+                how += " (if nobody did: the out-of-memory killer; lower batch_size where there is one, or give executors more memory)"
         else:
             how = f"ended with exit status {code}"
         return self._report(cause, "WorkerLost", f"the worker process {how}", "")
@@ -165,6 +169,7 @@ class WorkerProcess:
             os.close(self._lifeline)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)
+        shutil.rmtree(self._scratch, ignore_errors=True)
         self._control.close()
         self._log_reader.join(1.0)
 

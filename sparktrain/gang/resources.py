@@ -32,6 +32,32 @@ def visible_devices(assigned: Sequence[str], inherited: str | None) -> str | Non
     return ",".join(ids) if ids else inherited
 
 
+def device_ordinal(assigned: Sequence[str], visible: str | None) -> int | None:
+    """The number under which this process knows the first of its task's GPUs.
+
+    Parameters
+    ----------
+    assigned : sequence of str
+        The task's GPU addresses as Spark tells them; one may hold several ids (``"2,3"``).
+    visible : str or None
+        ``CUDA_VISIBLE_DEVICES`` of this process: the GPUs it sees, numbered from 0 in that order.
+
+    Returns
+    -------
+    int or None
+        None: none is assigned, or none that this process sees.
+    """
+    ids = [part.strip() for address in assigned for part in address.split(",") if part.strip()]
+    if not ids:
+        return None
+    seen = [part.strip() for part in visible.split(",") if part.strip()] if visible is not None else None
+    if seen is not None and ids[0] in seen:
+        return seen.index(ids[0])
+    if seen is None and ids[0].isdigit():
+        return int(ids[0])
+    return None
+
+
 def worker_threads(task_cpus: int, inherited: str | None) -> str:
     """``OMP_NUM_THREADS`` for a worker: the cores Spark gave its task."""
     return str(max(task_cpus, 1)) if task_cpus else inherited or "1"

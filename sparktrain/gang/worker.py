@@ -1,6 +1,6 @@
 """The worker process: opens the shard, trains, reports; started by `sparktrain.gang.process`.
 
-Run as ``python -m sparktrain.gang.worker CONTROL_FD LIFELINE_FD PRELOAD``. It imports the trainer while
+Run as ``python -m sparktrain.gang.worker CONTROL_FD LIFELINE_FD SCRATCH PRELOAD``. It imports the trainer while
 its task still spools, then waits for its `WorkerJob`.
 """
 
@@ -36,11 +36,14 @@ class WorkerContext:
     job : WorkerJob
     emit : callable
         Sends an event (a dict of plain values) towards the driver.
+    scratch : str
+        A directory on the executor's disk for files that need a name; not made yet, removed with the worker.
     """
 
     gang: Gang
     job: WorkerJob
     emit: Callable[[Event], None]
+    scratch: str = ""
 
     @property
     def payload(self) -> Mapping[str, Any]:
@@ -48,8 +51,8 @@ class WorkerContext:
 
 
 def main() -> None:
-    control_fd, lifeline_fd, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    guard.start(lifeline_fd)
+    control_fd, lifeline_fd, scratch, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    guard.start(lifeline_fd, scratch)
     os.close(lifeline_fd)
     faulthandler.enable()
     control = Connection(control_fd)
@@ -62,7 +65,7 @@ def main() -> None:
     try:
         importlib.import_module(preload)
         emit({"kind": "ready"})
-        emit({"kind": "done", "info": _run(_receive(control), emit)})
+        emit({"kind": "done", "info": _run(_receive(control), emit, scratch)})
     except _TaskGoneError:
         _end(1)
     except BaseException as error:
@@ -83,13 +86,13 @@ def _receive(control: Connection) -> WorkerJob:
     return job
 
 
-def _run(job: WorkerJob, emit: Callable[[Event], None]) -> Any:
+def _run(job: WorkerJob, emit: Callable[[Event], None], scratch: str) -> Any:
     from sparktrain import backends
 
     backends.load(job.backend).prepare(job.gang)
     module, _, function = job.trainer.partition(":")
     train = getattr(importlib.import_module(module), function)
-    return train(WorkerContext(job.gang, job, emit))
+    return train(WorkerContext(job.gang, job, emit, scratch))
 
 
 def _failure(error: BaseException) -> Event:

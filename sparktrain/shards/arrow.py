@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -53,6 +54,8 @@ def column_values(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array 
     Scalars give shape (rows,). Arrays and vectors must have one length, binary values one size in
     bytes; what is wrong is counted in `faults`.
     """
+    if column.kind == "number" and column.nullable:
+        return _numbers(_with_nan(array))
     if array.null_count:
         faults.add(column.name, NULL, array.null_count)
         return None
@@ -71,6 +74,11 @@ def _numbers(array: pa.Array) -> Array:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
+def _with_nan(array: pa.Array) -> pa.Array:
+    """Nulls as NaN: NumPy gets that of floating columns anyway, others become float64."""
+    return array.cast(pa.float64()) if array.null_count and not pa.types.is_floating(array.type) else array
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
@@ -84,7 +92,9 @@ def _lists(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:
             faults.add(column.name, RAGGED_LIST, _rows_with(lengths != size, shape[0]))
             return None
         array = array.flatten()
-        if array.null_count:
+        if column.nullable and not _is_list(array.type):
+            array = _with_nan(array)
+        elif array.null_count:
             nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
             faults.add(column.name, NULL_ELEMENT, _rows_with(nulls, shape[0]))
             return None
@@ -130,29 +140,58 @@ def _rows_with(faulty: Array, rows: int) -> int:
 
 def _vectors(column: ColumnSpec, array: pa.StructArray, faults: Faults) -> Array | None:
     """`VectorUDT` arrives as struct(type, size, indices, values); type 1 is dense, 0 sparse."""
+    parts = vector_parts(column, array, faults)
+    if parts is None:
+        return None
+    if parts.dense.all():
+        return parts.values.reshape(len(array), parts.width)
+    out = np.zeros((len(array), parts.width), dtype=parts.values.dtype)
+    row_of_value = np.repeat(np.arange(len(array)), parts.lengths)
+    is_dense = parts.dense[row_of_value]
+    out[parts.dense] = parts.values[is_dense].reshape(int(np.count_nonzero(parts.dense)), parts.width)
+    out[row_of_value[~is_dense], parts.positions] = parts.values[~is_dense]
+    return out
+
+
+@dataclass(frozen=True)
+class VectorParts:
+    """Vectors of one length as they are stored.
+
+    Parameters
+    ----------
+    dense : ndarray of bool, shape (rows,)
+    lengths : ndarray, shape (rows,), int64
+        Stored values of each row.
+    values : ndarray, shape (stored values,)
+    positions : ndarray, shape (stored values of sparse rows,)
+    width : int
+    """
+
+    dense: Array
+    lengths: Array
+    values: Array
+    positions: Array
+    width: int
+
+
+def vector_parts(column: ColumnSpec, array: pa.StructArray, faults: Faults) -> VectorParts | None:
+    """`VectorUDT` rows, checked but not brought into another form; None where some are faulty."""
     kind, size, indices, values = array.flatten()
     dense = np.asarray(kind.to_numpy(zero_copy_only=False)) == 1
-    lengths = np.asarray(pc.list_value_length(values).to_numpy(zero_copy_only=False))
+    lengths = list_lengths(values)
     sizes = np.where(dense, lengths, np.asarray(size.fill_null(0).to_numpy(zero_copy_only=False)))
     width = int(sizes[0]) if len(sizes) else 0
     ragged = int(np.count_nonzero(sizes != width))
     if ragged:
         faults.add(column.name, RAGGED, ragged)
         return None
-    numbers = _numbers(values.flatten())
-    if dense.all():
-        return numbers.reshape(len(array), width)
-    out = np.zeros((len(array), width), dtype=numbers.dtype)
-    row_of_value = np.repeat(np.arange(len(array)), lengths)
-    is_dense = dense[row_of_value]
-    out[dense] = numbers[is_dense].reshape(int(np.count_nonzero(dense)), width)
     positions = _numbers(indices.flatten())
     outside = (positions < 0) | (positions >= width)
     if outside.any():
-        faults.add(column.name, SPARSE_INDEX, len(np.unique(row_of_value[~is_dense][outside])))
+        row_of_position = np.repeat(np.flatnonzero(~dense), lengths[~dense])
+        faults.add(column.name, SPARSE_INDEX, len(np.unique(row_of_position[outside])))
         return None
-    out[row_of_value[~is_dense], positions] = numbers[~is_dense]
-    return out
+    return VectorParts(dense, lengths, _numbers(values.flatten()), positions, width)
 
 
 def _bytes(column: ColumnSpec, array: pa.Array, faults: Faults) -> Array | None:

@@ -9,8 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from sparktrain.errors import DataError
-from sparktrain.shards.arrow import Array, Faults, column_values, flat_rows, list_lengths, ragged_lists
+from sparktrain.shards.arrow import (
+    NULL,
+    Array,
+    Faults,
+    column_values,
+    flat_rows,
+    list_lengths,
+    ragged_lists,
+    vector_parts,
+)
 from sparktrain.shards.ragged import Ragged
+from sparktrain.shards.sparse import SparseRows
 from sparktrain.shards.tensors import TensorSpec
 
 
@@ -69,6 +79,37 @@ def assemble_ragged(spec: TensorSpec, columns: Sequence[pa.Array], faults: Fault
     return Ragged.of(items.astype(spec.dtype, copy=False), lengths, spec.pad)
 
 
+def assemble_sparse(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> SparseRows | None:
+    """The rows of an input of vectors as they are stored, or None where the batch has faulty rows."""
+    (column,) = spec.columns
+    array = columns[column.field]
+    if array.null_count:
+        faults.add(column.name, NULL, array.null_count)
+        return None
+    parts = vector_parts(column, array, faults)
+    if parts is None:
+        return None
+    if spec.shape is not None and (parts.width,) != spec.shape and len(array):
+        raise DataError(f"column {spec.name!r} has vectors of {parts.width} elements, but {spec.shape[0]} are expected")
+    positions = parts.positions
+    row_of_position = np.repeat(np.flatnonzero(~parts.dense), parts.lengths[~parts.dense])
+    unordered = (np.diff(positions) <= 0) & (np.diff(row_of_position) == 0)
+    if unordered.any():
+        what = "sparse vectors whose indices don't increase"
+        faults.add(column.name, what, len(np.unique(row_of_position[1:][unordered])))
+        return None
+    full = ~parts.dense & (parts.lengths == parts.width)
+    if full.any():  # all positions are stored: a dense row, which needs none
+        positions = positions[~np.repeat(full[~parts.dense], parts.lengths[~parts.dense])]
+    rows = SparseRows(
+        parts.values.astype(spec.dtype, copy=False),
+        positions.astype(np.int32, copy=False),
+        parts.lengths,
+        parts.width,
+    )
+    return rows
+
+
 def _shaped(spec: TensorSpec, rows: Array) -> Array:
     if spec.shape is None or not len(rows):
         return rows if len(rows) else np.empty((0, *(spec.shape or ())), rows.dtype)
@@ -83,11 +124,11 @@ def _shaped(spec: TensorSpec, rows: Array) -> Array:
 
 def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> bool:
     """Labels and weights must be numbers that a loss can use; False where some are not."""
-    if spec.role not in ("label", "weight") or rows.dtype.kind not in "fi":
+    if spec.role not in ("label", "weight", "margin") or rows.dtype.kind not in "fi":
         return True
     nan = np.isnan(rows)
     checks = {"rows that are NaN": nan}
-    if spec.role == "label" and not spec.integral:
+    if spec.role in ("label", "margin") and not spec.integral:
         checks["rows that are infinite"] = np.isinf(rows)
     if spec.role == "weight":
         checks["weights below 0 or infinite"] = (rows < 0) | np.isinf(rows)

@@ -29,6 +29,12 @@ Group = str | Sequence[str]
 SUPPORTED = "numeric, boolean, array of those, vector or binary"
 KEY_COLUMN = "__sparktrain_key"
 
+_SPARSE_TENSORS: tuple[tuple[Role, str, tuple[int, ...] | None], ...] = (
+    ("input", "float32", None),
+    ("length", "int64", ()),
+    ("position", "int32", ()),
+)
+
 
 @dataclass(frozen=True)
 class ColumnPlan:
@@ -42,7 +48,9 @@ class ColumnPlan:
         needed = [quoted(name).alias(f"c{field}") for field, name in enumerate(self.names)]
         return df.select(*needed, functions.monotonically_increasing_id().alias(KEY_COLUMN))
 
-    def shards(self, df: DataFrame, num_proc: int | None, *, seed: int | None) -> DataFrame:
+    def shards(
+        self, df: DataFrame, num_proc: int | None, *, seed: int | None = None, by: str | None = None
+    ) -> DataFrame:
         """The needed columns in one partition a rank.
 
         Parameters
@@ -53,10 +61,14 @@ class ColumnPlan:
         seed : int or None
             Deal rows by a hash of their key and this seed, so that each rank's are drawn from all of them;
             None: by turns.
+        by : str or None
+            A column of the plan whose equal values must go to one rank.
         """
         rows = self.select(df)
         if num_proc is None:
             return rows
+        if by is not None:
+            return rows.repartition(num_proc, functions.col(f"c{self.names.index(by)}"))
         if seed is None:
             return rows.repartition(num_proc)
         return rows.repartition(num_proc, functions.xxhash64(functions.lit(seed), functions.col(KEY_COLUMN)))
@@ -185,11 +197,31 @@ class ColumnPlanner:
         shape = (len(columns),) if all(column.kind == "number" for column in columns) else None
         return TensorSpec("+".join(names), "input", columns, wanted.pop(), shape)
 
-    def label(self, name: str, kind: LabelKind, dtype: str | None = None) -> TensorSpec:
+    def features(self, names: Sequence[str], keyword: str) -> list[TensorSpec]:
+        """One float32 row of features: a vector or array column, or numeric columns, where null is NaN.
+
+        A vector column gives three tensors, since its rows may be sparse.
+        """
+        columns = tuple(replace(self._column(name, keyword), nullable=True) for name in names)
+        if len(columns) == 1 and columns[0].kind == "list":
+            return [TensorSpec(names[0], "input", columns, "float32")]
+        if len(columns) == 1 and columns[0].kind == "vector":
+            return [
+                TensorSpec(names[0], role, columns, dtype, shape, sparse=True) for role, dtype, shape in _SPARSE_TENSORS
+            ]
+        for column in columns:
+            if column.kind != "number":
+                raise ColumnError(
+                    f"{keyword}: {column.name!r} is {self._describe(column.name)}; expected one vector or array "
+                    "column, or numeric columns (VectorAssembler joins vectors and numbers into one vector)"
+                )
+        return [TensorSpec("+".join(names), "input", columns, "float32", (len(columns),))]
+
+    def label(self, name: str, kind: LabelKind, dtype: str | None = None, keyword: str = "label_cols") -> TensorSpec:
         """A label: shape (batch,) for a scalar column, (batch, …) for an array or vector."""
-        column = self._column(name, "label_cols")
+        column = self._column(name, keyword)
         if column.kind == "binary":
-            raise ColumnError(f"label_cols: column {name!r} is binary; a label is numeric, boolean, array or vector")
+            raise ColumnError(f"{keyword}: column {name!r} is binary; a label is numeric, boolean, array or vector")
         integral = isinstance(self._element(name), T.IntegralType)
         scalar = column.kind == "number"
         if kind == "class":  # a scalar holds class ids whatever its type; floating arrays are class probabilities
@@ -200,11 +232,27 @@ class ColumnPlanner:
         whole = np.dtype(chosen).kind in "iu"
         return TensorSpec(name, "label", (column,), chosen, () if scalar else None, integral=whole)
 
-    def weight(self, name: str) -> TensorSpec:
-        column = self._column(name, "sample_weight_col")
+    def weight(self, name: str, keyword: str = "sample_weight_col") -> TensorSpec:
+        column = self._column(name, keyword)
         if column.kind != "number":
-            raise ColumnError(f"sample_weight_col: {name!r} is {self._describe(name)}; a weight is a number")
+            raise ColumnError(f"{keyword}: {name!r} is {self._describe(name)}; a weight is a number")
         return TensorSpec(name, "weight", (column,), "float32", ())
+
+    def margin(self, name: str) -> TensorSpec:
+        """A prediction to start from: a number, or an array or vector with one for each class or target."""
+        column = self._column(name, "base_margin_col")
+        if column.kind == "binary":
+            raise ColumnError(f"base_margin_col: {name!r} is binary; a margin is a number, an array or a vector")
+        return TensorSpec(name, "margin", (column,), "float32", () if column.kind == "number" else None)
+
+    def group(self, name: str) -> TensorSpec:
+        """The query that a row belongs to: a whole number."""
+        if not isinstance(self.data_type(name, "qid_col"), T.IntegralType):
+            raise ColumnError(
+                f"qid_col: {name!r} is {self._describe(name)}; a query id is a whole number (StringIndexer makes one "
+                "of a string)"
+            )
+        return TensorSpec(name, "group", (self._column(name, "qid_col"),), "int64", ())
 
     def validation(self, name: str) -> TensorSpec:
         if not isinstance(self.data_type(name, "validation"), T.BooleanType):

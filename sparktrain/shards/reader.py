@@ -12,6 +12,7 @@ import numpy as np
 
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.ragged import Ragged
+from sparktrain.shards.sparse import SparseRows
 from sparktrain.shards.tensors import Role, TensorSpec
 
 
@@ -41,6 +42,16 @@ class Shard:
             for spec, array in zip(self.tensors, self.arrays, strict=True)
             if spec.role == "input"
         ]
+
+    @property
+    def sparse_rows(self) -> SparseRows | None:
+        """The input whose rows may be sparse vectors, where there is one."""
+        found = [(array, spec) for spec, array in zip(self.tensors, self.arrays, strict=True) if spec.sparse]
+        if not found:
+            return None
+        (values, spec), (lengths, _), (positions, _) = found
+        assert spec.shape is not None
+        return SparseRows(values, positions, lengths, spec.shape[0])
 
     @property
     def labels(self) -> list[Array]:
@@ -77,6 +88,8 @@ def _mapped(spec: TensorSpec, fd: int, rows: int) -> Array:
     if spec.pad is not None:  # the file tells how many items the rows have
         rows = os.fstat(fd).st_size // (prod(spec.shape) * dtype.itemsize)
     shape = (rows, *spec.shape)
+    if spec.sparse and spec.role != "length":
+        shape = (os.fstat(fd).st_size // dtype.itemsize,)
     size = prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype=dtype)

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from sparktrain.errors import DataError, GangError
 from sparktrain.shards.arrow import Array, Faults
-from sparktrain.shards.assemble import assemble
+from sparktrain.shards.assemble import assemble, assemble_sparse
 from sparktrain.shards.disk import is_full, local_directory, unnamed_file
+from sparktrain.shards.sparse import SparseRows
 from sparktrain.shards.tensors import TensorSpec
 
 NO_ROWS = "the DataFrame has no rows: nothing to train on"
@@ -49,6 +50,7 @@ class Spool:
         self._files: list[IO[bytes]] = [unnamed_file(self._directory) for _ in tensors]
         self._shapes: list[tuple[int, ...] | None] = [None] * len(self._tensors)
         self._rows = 0
+        self._sparse: SparseRows | None = None  # of the batch at hand: its lengths and positions are written next
         self._faults = Faults()
 
     @property
@@ -61,6 +63,7 @@ class Spool:
         if not batch.num_rows:
             return
         self._rows += batch.num_rows
+        self._sparse = None
         try:
             for number in range(len(self._tensors)):
                 self._write_tensor(number, batch)
@@ -69,19 +72,36 @@ class Spool:
 
     def _write_tensor(self, number: int, batch: pa.RecordBatch) -> None:
         spec = self._tensors[number]
+        if spec.sparse:
+            self._write_sparse(number, batch)
+            return
         rows = assemble(spec, batch.columns, self._faults)
         if spec.pad is not None and rows is not None and not len(rows):
             return  # empty arrays: no item that would tell its shape
         if rows is not None and self._same_shape(number, rows) and not self._faults:
             self._files[number].write(np.ascontiguousarray(rows).data)
 
+    def _write_sparse(self, number: int, batch: pa.RecordBatch) -> None:
+        """One of the three tensors that hold sparse rows; the input's own comes first."""
+        spec = self._tensors[number]
+        if spec.role == "input":
+            self._sparse = assemble_sparse(spec, batch.columns, self._faults)
+        if self._sparse is None:
+            return
+        parts = {"input": self._sparse.values, "length": self._sparse.lengths, "position": self._sparse.positions}
+        shape = (self._sparse.width,) if spec.role == "input" else ()
+        if self._agrees(number, shape, batch.num_rows) and not self._faults:
+            self._files[number].write(np.ascontiguousarray(parts[spec.role]).data)
+
     def _same_shape(self, number: int, rows: Array) -> bool:
+        return self._agrees(number, rows.shape[1:], len(rows))
+
+    def _agrees(self, number: int, shape: tuple[int, ...], rows: int) -> bool:
         known = self._shapes[number]
         if known is None:
-            self._shapes[number] = rows.shape[1:]
-        elif known != rows.shape[1:]:
-            what = f"rows of shape {rows.shape[1:]} after rows of shape {known}"
-            self._faults.add(self._tensors[number].name, what, len(rows))
+            self._shapes[number] = shape
+        elif known != shape:
+            self._faults.add(self._tensors[number].name, f"rows of shape {shape} after rows of shape {known}", rows)
             return False
         return True
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Role = Literal["input", "length", "label", "weight", "validation", "key"]
-"""``length``: how many items each row of a padded input has; it follows that input."""
+Role = Literal["input", "length", "position", "label", "weight", "margin", "group", "validation", "key"]
+"""``length``: how many items each row of a padded input, or values each row of a sparse one, has; ``position``: where
+those values are. They follow their input. ``margin``: the prediction to start from; ``group``: the query."""
 Pad = int | Literal["longest"]
 Kind = Literal["number", "list", "vector", "binary"]
 
@@ -26,12 +27,15 @@ class ColumnSpec:
         dense or sparse; ``binary``: raw bytes of `storage_dtype`.
     storage_dtype : str or None
         NumPy dtype of the raw bytes of a binary column.
+    nullable : bool
+        True: a null number, also inside an array, is NaN; else rows with nulls are faults.
     """
 
     name: str
     field: int
     kind: Kind
     storage_dtype: str | None = None
+    nullable: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class TensorSpec:
     pad : int, "longest" or None
         Rows are arrays of varying length, filled up with zeros to this length or to the longest of a batch;
         `shape` is then that of one item, and the rows lie back to back.
+    sparse : bool
+        Rows are vectors that may be sparse: the values that are stored lie back to back (`shards.sparse`), and
+        the tensors of roles ``length`` and ``position`` follow. `shape` is that of the whole vector.
     argument : str or None
         The argument of the model's ``forward`` that takes it; None: by position.
     """
@@ -69,6 +76,7 @@ class TensorSpec:
     declared: bool = False
     integral: bool = False
     pad: Pad | None = None
+    sparse: bool = False
     argument: str | None = None
 
     def with_shape(self, shape: tuple[int, ...]) -> TensorSpec:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparktrain import persistence
 from sparktrain.errors import ParamError
-from sparktrain.estimator import GangEstimator, Payload
+from sparktrain.estimator import GangEstimator, HasTraining, Payload
 from sparktrain.gang.launch import GangOutcome
 from sparktrain.model import HasColumns
 from sparktrain.params import GangParam
@@ -25,7 +26,9 @@ from sparktrain.torch.spec import TrainSpec
 from sparktrain.torch.trainer import TrainObjects
 
 
-class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, HasTorchTraining, persistence.Saveable):
+class TorchEstimator(
+    GangEstimator[TorchModel], HasTraining, HasColumns, HasModuleOutputs, HasTorchTraining, persistence.Saveable
+):
     """Trains a PyTorch model on a DataFrame, by a gang of processes on Spark's executors.
 
     One step of N ranks equals one step of one process on the N ranks' rows together, for losses that
@@ -48,7 +51,14 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
 
     model = GangParam("model", "The torch.nn.Module to train; it is copied, not changed.", module, by_value=True)
 
+    def _shards(self, dataset: DataFrame, plan: ColumnPlan, num_proc: int) -> DataFrame:
+        if self._value(self.shuffle) != "global":
+            return super()._shards(dataset, plan, num_proc)
+        return plan.shards(dataset, num_proc, seed=self._value(self.seed))
+
     def _plan(self, schema: StructType) -> ColumnPlan:
+        if self._value(self.shuffle) == "global" and self._value(self.partitioned):
+            raise ParamError("shuffle='global' deals rows to ranks anew, and partitioned=True leaves them: choose one")
         planner = ColumnPlanner(schema)
         groups = join_scalars(self._value(self.model), self._value(self.featureCols), schema)
         tensors = planner.inputs(
@@ -85,7 +95,7 @@ class TorchEstimator(GangEstimator[TorchModel], HasColumns, HasModuleOutputs, Ha
         if names is not None and len(names) != labels:
             raise ParamError(f"output_cols names {len(names)} columns for {labels} label_cols; give one for each")
 
-    def _payload(self, plan: ColumnPlan) -> Payload:
+    def _payload(self, plan: ColumnPlan, schema: StructType) -> Payload:
         labels = len(plan.specs("label"))
         weights = self._value(self.lossWeights) or [1.0] * labels
         if len(weights) != labels:

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparktrain import params, persistence, shipping
 from sparktrain.errors import ParamError
-from sparktrain.model import GangModel
+from sparktrain.model import GangModel, HasColumns
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.session import session_of
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
@@ -65,7 +65,7 @@ class HasModuleOutputs(KeywordParams):
     )
 
 
-class TorchModel(GangModel, HasModuleOutputs, persistence.Saveable):
+class TorchModel(GangModel, HasColumns, HasModuleOutputs, persistence.Saveable):
     """A PyTorch model that appends its predictions to a DataFrame.
 
     It is what `TorchEstimator.fit` gives, and can be made of any module: ``TorchModel(model=net,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from sparktrain.errors import DataError
 from sparktrain.gang.failure import MISSING_MODULE
 from sparktrain.shards.arrow import Array
+from sparktrain.shards.outputs import list_column, vector_column
 from sparktrain.shards.ragged import Ragged
 from sparktrain.torch import bundle
 from sparktrain.torch.arguments import Arguments, TransformBatch, transformed
@@ -177,23 +177,8 @@ def raw_column(output: Tensor, shape: tuple[int, ...]) -> pa.Array:
         output = output.float()
     if output.dtype == torch.uint8:
         output = output.short()
-    column = pa.array(_numpy(output).reshape(-1))
-    if shape == (1,):
-        return column
-    for depth, size in reversed(list(enumerate(shape))):
-        lists = len(output) * prod(shape[:depth])
-        column = pa.ListArray.from_arrays(pa.array(np.arange(lists + 1, dtype=np.int32) * size), column)
-    return column
-
-
-def vector_column(rows: Array) -> pa.Array:
-    """Rows of shape (batch, size) as dense `VectorUDT` values: struct(type, size, indices, values)."""
-    count = len(rows)
-    values = raw_column(torch.from_numpy(rows), rows.shape[1:])
-    dense = pa.array(np.ones(count, dtype=np.int8))
-    no_size = pa.nulls(count, pa.int32())
-    no_indices = pa.nulls(count, pa.list_(pa.int32()))
-    return pa.StructArray.from_arrays([dense, no_size, no_indices, values], ["type", "size", "indices", "values"])
+    values = _numpy(output)
+    return list_column(values.reshape(-1) if shape == (1,) else values)
 
 
 def _drop(key: tuple[str, bytes, tuple[str, ...]]) -> None:

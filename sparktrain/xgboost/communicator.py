@@ -1,0 +1,110 @@
+"""XGBoost's collective for a gang: rank 0 runs its tracker, and tells the others where, on the gang's endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from xgboost import collective
+from xgboost.tracker import RabitTracker
+
+from sparktrain.gang.spec import Gang
+from sparktrain.shards.arrow import Array
+
+CONNECT_S = 10.0
+
+
+@contextlib.contextmanager
+def join(gang: Gang, listen_fd: int | None, *, retries: int | None = None) -> Iterator[None]:
+    """Be one rank of `xgboost.collective`; a gang of one has none to talk to.
+
+    Parameters
+    ----------
+    gang : Gang
+    listen_fd : int or None
+        On rank 0 the socket its task listens on: the tracker's own port is not known before it runs, and it
+        must meet no connection but those of its workers.
+    retries : int or None
+        How often a connection is tried; None: XGBoost's default.
+    """
+    if gang.world_size == 1:
+        yield
+        return
+    tracker = None
+    timeout_s = max(int(gang.collective_timeout_s), 1)
+    if gang.rank == 0:
+        assert listen_fd is not None
+        host = socket.getaddrinfo(gang.endpoint[0], 0, type=socket.SOCK_STREAM)[0][4][0]
+        tracker = RabitTracker(n_workers=gang.world_size, host_ip=str(host), sortby="task", timeout=timeout_s)
+        tracker.start()
+        arguments = tracker.worker_args()
+        listener = socket.socket(fileno=listen_fd)
+        threading.Thread(target=_tell, args=(listener, arguments), daemon=True, name="sparktrain-tracker").start()
+    else:
+        arguments = _ask(gang.endpoint, timeout_s)
+    own: dict[str, Any] = {"dmlc_task_id": f"{gang.rank:08d}", "dmlc_timeout": timeout_s}
+    if retries is not None:
+        own["dmlc_retry"] = retries
+    with collective.CommunicatorContext(**arguments, **own):
+        assert collective.get_rank() == gang.rank, "the tracker sorts by task id"
+        yield
+    if tracker is not None:  # the others still say goodbye to it, and this process ends with the block
+        tracker.wait_for(timeout_s)
+
+
+def _tell(listener: socket.socket, arguments: dict[str, Any]) -> None:
+    """Tell whoever asks, until this process ends: nothing that is told is secret, and nobody is waited for."""
+    text = json.dumps(arguments).encode()
+    while True:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(CONNECT_S)
+                connection.sendall(text)
+
+
+def _ask(endpoint: tuple[str, int], timeout_s: float) -> dict[str, Any]:
+    """The tracker's arguments; rank 0's socket has listened since before the ranks met, so this only waits."""
+    with socket.create_connection(endpoint, CONNECT_S) as connection:
+        connection.settimeout(timeout_s)
+        with connection.makefile("rb") as file:
+            arguments: dict[str, Any] = json.loads(file.read())
+            return arguments
+
+
+def gathered(value: Any) -> list[Any]:
+    """Every rank's value (anything that can be pickled), in rank order."""
+    if not collective.is_distributed():
+        return [value]
+    return [collective.broadcast(value, root) for root in range(collective.get_world_size())]
+
+
+def joined(rows: Array) -> Array:
+    """The rows of all ranks in rank order, shape (rows of all ranks, …), on every rank.
+
+    Sums of zeros and one rank's values, which are exact.
+    """
+    if not collective.is_distributed():
+        return rows
+    counts = gathered(len(rows))
+    start = sum(counts[: collective.get_rank()])
+    everyone = np.zeros((sum(counts), *rows.shape[1:]), rows.dtype)
+    everyone[start : start + len(rows)] = rows
+    return collective.allreduce(everyone, collective.Op.SUM)
+
+
+def summed(values: Array) -> Array:
+    """The sum over all ranks."""
+    return collective.allreduce(values, collective.Op.SUM) if collective.is_distributed() else values
+
+
+def any_rank(value: bool) -> bool:
+    """Whether it is true on any rank."""
+    if not collective.is_distributed():
+        return value
+    return bool(collective.allreduce(np.array([int(value)], np.int32), collective.Op.MAX)[0])

@@ -1,0 +1,200 @@
+"""A shard's rows as XGBoost's matrices, built batch by batch in the plan's order, with no copy of the whole.
+
+``hist`` takes a `QuantileDMatrix`, or an `ExtMemQuantileDMatrix` whose pages lie on disk; ``approx`` and
+``gblinear`` need the values themselves, in a plain `DMatrix`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import xgboost as xgb
+
+from sparktrain.shards.arrow import Array
+from sparktrain.shards.plan import Indices
+from sparktrain.shards.sparse import SparseReader
+
+BATCH_BYTES = 16 << 20
+"""Features of a batch; a batch at a time is in memory."""
+PAGE_BYTES = 256 << 20
+"""Features of a page of external memory, before they are quantised."""
+DEFAULT_MAX_BIN = 256
+
+Features = Array | SparseReader
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a shard for one matrix.
+
+    Parameters
+    ----------
+    features : ndarray, shape (rows of the shard, features), float32; or SparseReader
+    labels : ndarray, shape (rows of the shard,) or (rows of the shard, targets)
+    weights, margins, groups : ndarray or None
+        groups : int64, each row's query; `order` keeps the rows of one together.
+    order : ndarray
+        Which rows, in which order.
+    """
+
+    features: Features
+    labels: Array
+    weights: Array | None
+    margins: Array | None
+    groups: Array | None
+    order: Indices
+
+    @property
+    def width(self) -> int:
+        return self.features.width if isinstance(self.features, SparseReader) else int(self.features.shape[1])
+
+    def starts(self, batch_bytes: int) -> list[int]:
+        """Where batches begin; a query is never cut, since XGBoost would take its parts for two."""
+        step = max(batch_bytes // max(self.width * 4, 1), 1)
+        starts = list(range(0, max(len(self.order), 1), step))
+        if self.groups is None:
+            return starts
+        groups = self.groups[self.order]
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(groups)) + 1])
+        return sorted({int(begins[np.searchsorted(begins, start, side="right") - 1]) for start in starts})
+
+    def taken(self, start: int, stop: int, *, sparse: bool) -> dict[str, Any]:
+        """A batch's data and meta data, as XGBoost names them."""
+        rows = self.order[start:stop]
+        batch: dict[str, Any] = {"data": self._features(rows, sparse), "label": self.labels[rows]}
+        if self.margins is not None:
+            batch["base_margin"] = self.margins[rows]
+        if self.groups is not None:
+            groups = self.groups[rows]
+            batch["qid"] = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)  # XGBoost's are uint32, and ascend
+        if self.weights is not None:
+            weights = self.weights[rows]
+            if self.groups is not None:  # XGBoost weighs queries
+                weights = weights[np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))]
+            batch["weight"] = weights
+        return batch
+
+    def _features(self, rows: Indices, sparse: bool) -> Any:
+        if not isinstance(self.features, SparseReader):
+            return self.features[rows]
+        if not sparse:
+            return self.features.dense(rows)
+        return scipy.sparse.csr_matrix(self.features.csr(rows), shape=(len(rows), self.width))
+
+
+class Batches(xgb.DataIter):
+    """Feeds `Rows` to a matrix, again and again; without rows one empty batch, which tells the number of features.
+
+    Parameters
+    ----------
+    rows : Rows
+    meta : mapping
+        ``feature_names`` and ``feature_types``, where known.
+    encode : callable
+        Applied to the labels of a batch.
+    to_device : callable
+        Applied to the features of a batch.
+    sparse : bool
+        Whether sparse rows go in as CSR, in which what is not stored is missing.
+    cache : str or None
+        Prefix of the files of an external memory.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        meta: Mapping[str, Any],
+        encode: Callable[[Array], Array],
+        to_device: Callable[[Any], Any],
+        *,
+        sparse: bool,
+        cache: str | None = None,
+    ) -> None:
+        super().__init__(cache_prefix=cache, release_data=True)
+        self._rows, self._meta, self._encode, self._to_device, self._sparse = rows, meta, encode, to_device, sparse
+        self._starts = [*rows.starts(BATCH_BYTES if cache is None else PAGE_BYTES), len(rows.order)]
+        self._next = 0
+
+    def next(self, input_data: Callable[..., Any]) -> bool:
+        if self._next == len(self._starts) - 1:
+            return False
+        batch = self.batch(self._starts[self._next], self._starts[self._next + 1])
+        input_data(**batch, **self._meta)
+        self._next += 1
+        return True
+
+    def reset(self) -> None:
+        self._next = 0
+
+    def batch(self, start: int, stop: int) -> dict[str, Any]:
+        batch = self._rows.taken(start, stop, sparse=self._sparse)
+        batch["label"] = self._encode(batch["label"])
+        batch["data"] = self._to_device(batch["data"])
+        return batch
+
+    def whole(self) -> dict[str, Any]:
+        """All rows at once."""
+        return {**self.batch(0, self._starts[-1]), **self._meta}
+
+
+@dataclass(frozen=True)
+class MatrixMaker:
+    """Makes the training matrix and, with its bins, the validation matrix.
+
+    Parameters
+    ----------
+    params : mapping
+        The booster's.
+    missing : float
+    types : list of str or None
+    names : list of str or None
+    threads : int
+    scratch : str or None
+        Directory for the pages of an external memory; None: no external memory.
+    encode, to_device : callable
+        See `Batches`.
+    """
+
+    params: Mapping[str, Any]
+    missing: float
+    types: list[str] | None
+    names: list[str] | None
+    threads: int
+    scratch: str | None
+    encode: Callable[[Array], Array]
+    to_device: Callable[[Any], Any]
+
+    def make(self, rows: Rows, name: str, ref: xgb.DMatrix | None = None) -> xgb.DMatrix:
+        cache = None if self.scratch is None or not self._quantised else os.path.join(self.scratch, name)
+        if cache is not None:
+            os.makedirs(os.path.dirname(cache), mode=0o700, exist_ok=True)
+        meta = {"feature_names": self.names, "feature_types": self.types}
+        batches = Batches(rows, meta, self.encode, self.to_device, sparse=self.missing == 0, cache=cache)
+        general: dict[str, Any] = {
+            "missing": float(self.missing),
+            "nthread": self.threads,
+            "enable_categorical": bool(self.types and "c" in self.types),
+        }
+        if not self._quantised:
+            return xgb.DMatrix(**batches.whole(), **general)
+        kind = xgb.QuantileDMatrix if cache is None else xgb.ExtMemQuantileDMatrix
+        return kind(batches, max_bin=int(self.params.get("max_bin", DEFAULT_MAX_BIN)), ref=ref, **general)
+
+    @property
+    def _quantised(self) -> bool:
+        tree = self.params.get("tree_method", "auto") in ("auto", "hist")
+        return tree and self.params.get("booster", "gbtree") != "gblinear"
+
+
+def to_gpu(data: Any) -> Any:
+    """A dense batch as a CuPy array, so that XGBoost makes its bins on the device; without CuPy, or sparse, as it is."""
+    try:
+        import cupy
+    except ImportError:
+        return data
+    return cupy.asarray(data) if isinstance(data, np.ndarray) else data
