@@ -229,7 +229,7 @@ class GangModel(Model, KeywordParams):
         with warnings.catch_warnings():  # it would rather read the type hints than be told the kind of UDF
             warnings.simplefilter("ignore", UserWarning)
             udf = arrow_udf(PredictStruct(prediction), struct, ArrowUDFType.SCALAR).asNondeterministic()
-        result = dataset.withColumn(RESULT, udf(*[quoted(name) for name in plan.names]))
+        result = dataset.withColumn(RESULT, udf(*plan.columns()))
         parts = [functions.col(RESULT)[f"p{i}"] for i in range(len(fields))]
         parts = [array_to_vector(part) if vector else part for vector, part in zip(is_vector, parts, strict=True)]
         outputs = [part.alias(field.name) for part, field in zip(parts, fields, strict=True)]

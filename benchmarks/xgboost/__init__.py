@@ -1,0 +1,1 @@
+"""Our XGBoost estimators beside ``xgboost.spark`` and bare XGBoost."""
