@@ -135,10 +135,7 @@ def main() -> None:
             report.timing_row(f"{name}, first in the session", [first.seconds], f"{first.peak / 1e6:.0f}", "")
             for name, (first, _) in firsts.items()
         ),
-        *(
-            report.timing_row(name, seconds[name], f"{median(peaks[name]):.0f}", f"{losses[name]:.5f}")
-            for name in ways
-        ),
+        *(report.timing_row(name, seconds[name], f"{median(peaks[name]):.0f}", f"{losses[name]:.5f}") for name in ways),
         report.timing_row("xgboost.train, 2 threads", bare_s, "", f"{bare[-1]['logloss']:.5f}"),
     ]
     ratios = [

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import IO, Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from sparktrain.gang.delivery import deliver
 from sparktrain.gang.events import EventRelay
 from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, find_report
 from sparktrain.gang.process import WorkerProcess
-from sparktrain.gang.rendezvous import BarrierView, Card
+from sparktrain.gang.rendezvous import BarrierView, Card, Meeting, PeerGoneError
 from sparktrain.gang.spec import DriverAddress, GangSpec, WorkerJob
 from sparktrain.shards.disk import unnamed_file
 from sparktrain.shards.spool import Spool, agree_on_shapes
@@ -76,6 +77,9 @@ def run_rank(
                 "adaptive execution change their number); repartition it, or leave partitioned=False"
             )
         yield from _run(spec, barrier, batches, payload_path)
+    except PeerGoneError as error:
+        time.sleep(PEER_GRACE_S)  # likewise
+        raise ReportedFailure(replace(_own_report(barrier, error), cause="peer")) from error
     except ReportedFailure as failure:
         report = find_report(str(failure))
         if report is not None and report.cause == "peer":
@@ -97,20 +101,20 @@ def _run(
         listener = stack.enter_context(rendezvous.listen(address)) if rank == 0 else None
         fds = [*spool.fds, result.fileno(), *([listener.fileno()] if listener else [])]
         worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds))
+        port = listener.getsockname()[1] if listener else 0
+        meeting = Meeting(barrier, Card(address, port, "cuda" if barrier.gpus else "cpu"), listener)
         for batch in batches:
             spool.write(batch)
         report = spool.finish(rank)
-        port = listener.getsockname()[1] if listener else 0
-        card = Card(address, port, "cuda" if barrier.gpus else "cpu", report)
-        gang, cards = rendezvous.meet(barrier, card, spec.rendezvous_timeout_s, spec.collective_timeout_s)
-        worker.wait_ready(spec.rendezvous_timeout_s)  # after the rendezvous, which Spark answers once a second
+        gang, reports = meeting.finish(report, spec.rendezvous_timeout_s, spec.collective_timeout_s)
+        worker.wait_ready(spec.rendezvous_timeout_s)
         job = WorkerJob(
             gang=gang,
             trainer=spec.trainer,
             backend=spec.backend,
             payload=spec.payload,
             payload_path=payload_path,
-            tensors=agree_on_shapes(spec.tensors, [one.report for one in cards]),
+            tensors=agree_on_shapes(spec.tensors, reports),
             tensor_fds=spool.fds,
             rows=report.rows,
             result_fd=result.fileno(),

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql import types as T
 
 from sparktrain.errors import ColumnError
+from sparktrain.shards.plan import POSITION_BITS
 from sparktrain.shards.tensors import KEY, ColumnSpec, Kind, Pad, Role, TensorSpec
 
 LabelKind = Literal["class", "float", "as_is"]
@@ -79,11 +80,21 @@ class ColumnPlan:
         if by is not None:
             return rows.repartition(num_proc, functions.col(f"c{self.names.index(by)}"))
         if seed is None:
-            return rows.repartition(num_proc)
+            return _by_turns(rows, num_proc)
         return rows.repartition(num_proc, functions.xxhash64(functions.lit(seed), functions.col(KEY_COLUMN)))
 
     def specs(self, role: Role) -> list[TensorSpec]:
         return [spec for spec in self.tensors if spec.role == role]
+
+
+def _by_turns(rows: DataFrame, num_proc: int) -> DataFrame:
+    """Rows dealt evenly, each by its key: Spark's own round robin sorts all rows first, to deal them alike twice."""
+    if not hasattr(rows, "repartitionById"):  # before Spark 4.1
+        return rows.repartition(num_proc)
+    key = functions.col(KEY_COLUMN)
+    partition = functions.shiftright(key, POSITION_BITS)
+    position = key.bitwiseAND(functions.lit((1 << POSITION_BITS) - 1))
+    return rows.repartitionById(num_proc, functions.pmod(position + partition, functions.lit(num_proc)).cast("int"))
 
 
 def quoted(name: str) -> Column:

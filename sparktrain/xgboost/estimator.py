@@ -52,7 +52,7 @@ class BoosterEstimator(
 ):
     """Base of the XGBoost estimators."""
 
-    trainer = "sparktrain.xgboost.trainer:train"
+    trainer = "sparktrain.xgboost.entry:train"
     task: Task
     model_class: type[M]
     _refused = REFUSED
