@@ -7,6 +7,7 @@ written back and dropped when memory runs short, and not counted as a process's 
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import tempfile
@@ -61,6 +62,16 @@ def empty_array(rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
                 "free space there, set spark.local.dir to a larger disk, or raise num_proc on more hosts"
             ) from error
         return np.frombuffer(mmap.mmap(file.fileno(), size), dtype)
+
+
+def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.signedinteger]) -> npt.NDArray[Any]:
+    """`values[rows]`, shape (rows, *row shape), on local disk where it is large."""
+    size = math.prod(values.shape[1:])
+    out = empty_array(len(rows) * size, values.dtype).reshape(len(rows), *values.shape[1:])
+    step = max(IN_MEMORY_BYTES // max(size * values.itemsize, 1), 1)
+    for start in range(0, len(rows), step):
+        np.take(values, rows[start : start + step], axis=0, out=out[start : start + step])
+    return out
 
 
 def _reserve(fd: int, size: int) -> None:

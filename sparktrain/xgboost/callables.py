@@ -133,10 +133,9 @@ def history_columns(evaluated: EvalsLog) -> dict[str, list[float]]:
     }
 
 
-def history(evaluated: EvalsLog) -> list[dict[str, float]]:
-    """One entry a round: ``round`` (from 1), each metric, and its ``val_`` form."""
+def history(evaluated: EvalsLog, rounds: int) -> list[dict[str, float]]:
+    """One entry for each of the rounds: ``round`` (from 1), each metric, and its ``val_`` form."""
     columns = history_columns(evaluated)
-    rounds = max((len(values) for values in columns.values()), default=0)
     return [
         {"round": number + 1, **{name: values[number] for name, values in columns.items()}} for number in range(rounds)
     ]

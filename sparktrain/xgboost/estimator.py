@@ -154,6 +154,7 @@ class BoosterEstimator(
             params=given,
             rounds=self._value(self.nEstimators),
             early_stopping_rounds=self._value(self.earlyStoppingRounds),
+            training_metrics=self._training_metrics(),
             features=self._described(plan, schema),
             validation=validation if isinstance(validation, float) else None,
             seed=self._value(self.seed),
@@ -164,6 +165,12 @@ class BoosterEstimator(
             retries=(self._value(self.collCfg) or {}).get("retry"),
         )
         return Payload({"spec": spec}, "objects", cloudpickle.dumps(objects), 0, most_bytes(given, spec.rounds))
+
+    def _training_metrics(self) -> bool:
+        given = self._value(self.trainingMetrics)
+        if given is not None:
+            return bool(given)
+        return self._value(self.evalMetric) is not None or self._value(self.validation) is not None
 
     def _known_classes(self) -> tuple[float, ...] | None:
         """The classes of the model to go on from."""

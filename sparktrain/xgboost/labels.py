@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparktrain.errors import DataError
+from sparktrain.shards import disk
 from sparktrain.shards.arrow import Array
 
 MOST_CLASSES = 10_000
@@ -54,4 +55,8 @@ def class_values(gathered: Callable[[Any], list[Any]], labels: Array, known: Seq
 def encoded(labels: Array, classes: Array) -> Array:
     """Labels as positions in `classes`, float32."""
     order = np.argsort(classes)
-    return order[np.searchsorted(classes, labels, sorter=order)].astype(np.float32)
+    out = disk.empty_array(len(labels), np.float32)
+    for start in range(0, len(labels), CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        out[part] = order[np.searchsorted(classes, labels[part], sorter=order)]
+    return out

@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse
 import xgboost as xgb
 
+from sparktrain.shards import disk
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.plan import Indices
 from sparktrain.shards.sparse import SparseReader
@@ -30,24 +31,41 @@ Features = Array | SparseReader
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a shard for one matrix.
+    """The rows of a shard for one matrix, in their order.
 
     Parameters
     ----------
-    features : ndarray, shape (rows of the shard, features), float32; or SparseReader
-    labels : ndarray, shape (rows of the shard,) or (rows of the shard, targets)
-    weights, margins, groups : ndarray or None
-        groups : int64, each row's query; `order` keeps the rows of one together.
+    features : ndarray, shape (rows, features), float32; or SparseReader, of which `order` takes the rows
     order : ndarray
-        Which rows, in which order.
+    labels : ndarray, shape (rows,) or (rows, targets), float32
+    weights, margins, groups : ndarray or None
+        groups : int64, each row's query, of which the rows lie together.
     """
 
     features: Features
-    labels: Array
-    weights: Array | None
-    margins: Array | None
-    groups: Array | None
     order: Indices
+    labels: Array
+    weights: Array | None = None
+    margins: Array | None = None
+    groups: Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        features: Features,
+        order: Indices,
+        labels: Array,
+        weights: Array | None = None,
+        margins: Array | None = None,
+        groups: Array | None = None,
+    ) -> Rows:
+        """Take the rows of a shard once: XGBoost reads its matrix four times over."""
+        dense = features if isinstance(features, SparseReader) else disk.taken(features, order)
+        meta = [None if values is None else disk.taken(values, order) for values in (weights, margins, groups)]
+        return cls(dense, order, labels, *meta)
+
+    def __len__(self) -> int:
+        return len(self.order)
 
     @property
     def width(self) -> int:
@@ -56,32 +74,33 @@ class Rows:
     def starts(self, batch_bytes: int) -> list[int]:
         """Where batches begin; a query is never cut, since XGBoost would take its parts for two."""
         step = max(batch_bytes // max(self.width * 4, 1), 1)
-        starts = list(range(0, max(len(self.order), 1), step))
+        starts = list(range(0, max(len(self), 1), step))
         if self.groups is None:
             return starts
-        groups = self.groups[self.order]
-        begins = np.concatenate([[0], np.flatnonzero(np.diff(groups)) + 1])
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(self.groups)) + 1])
         return sorted({int(begins[np.searchsorted(begins, start, side="right") - 1]) for start in starts})
 
-    def taken(self, start: int, stop: int, *, sparse: bool) -> dict[str, Any]:
-        """A batch's data and meta data, as XGBoost names them."""
-        rows = self.order[start:stop]
-        batch: dict[str, Any] = {"data": self._features(rows, sparse), "label": self.labels[rows]}
+    def batch(self, start: int, stop: int, *, sparse: bool) -> dict[str, Any]:
+        """Data and meta data, as XGBoost names them."""
+        part = slice(start, stop)
+        batch: dict[str, Any] = {"data": self._features(part, sparse), "label": self.labels[part]}
         if self.margins is not None:
-            batch["base_margin"] = self.margins[rows]
-        if self.groups is not None:
-            groups = self.groups[rows]
-            batch["qid"] = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)  # XGBoost's are uint32, and ascend
+            batch["base_margin"] = self.margins[part]
         if self.weights is not None:
-            weights = self.weights[rows]
-            if self.groups is not None:  # XGBoost weighs queries
-                weights = weights[np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))]
-            batch["weight"] = weights
+            batch["weight"] = self.weights[part]
+        if self.groups is not None:
+            groups = self.groups[part]
+            first = np.ones(len(groups), bool)
+            first[1:] = np.diff(groups) != 0
+            batch["qid"] = np.cumsum(first)  # XGBoost's are uint32, and ascend
+            if self.weights is not None:  # it weighs queries
+                batch["weight"] = batch["weight"][first]
         return batch
 
-    def _features(self, rows: Indices, sparse: bool) -> Any:
+    def _features(self, part: slice, sparse: bool) -> Any:
         if not isinstance(self.features, SparseReader):
-            return self.features[rows]
+            return self.features[part]
+        rows = self.order[part]
         if not sparse:
             return self.features.dense(rows)
         return scipy.sparse.csr_matrix(self.features.csr(rows), shape=(len(rows), self.width))
@@ -95,8 +114,6 @@ class Batches(xgb.DataIter):
     rows : Rows
     meta : mapping
         ``feature_names`` and ``feature_types``, where known.
-    encode : callable
-        Applied to the labels of a batch.
     to_device : callable
         Applied to the features of a batch.
     sparse : bool
@@ -109,15 +126,14 @@ class Batches(xgb.DataIter):
         self,
         rows: Rows,
         meta: Mapping[str, Any],
-        encode: Callable[[Array], Array],
         to_device: Callable[[Any], Any],
         *,
         sparse: bool,
         cache: str | None = None,
     ) -> None:
         super().__init__(cache_prefix=cache, release_data=True)
-        self._rows, self._meta, self._encode, self._to_device, self._sparse = rows, meta, encode, to_device, sparse
-        self._starts = [*rows.starts(BATCH_BYTES if cache is None else PAGE_BYTES), len(rows.order)]
+        self._rows, self._meta, self._to_device, self._sparse = rows, meta, to_device, sparse
+        self._starts = [*rows.starts(BATCH_BYTES if cache is None else PAGE_BYTES), len(rows)]
         self._next = 0
 
     def next(self, input_data: Callable[..., Any]) -> bool:
@@ -132,8 +148,7 @@ class Batches(xgb.DataIter):
         self._next = 0
 
     def batch(self, start: int, stop: int) -> dict[str, Any]:
-        batch = self._rows.taken(start, stop, sparse=self._sparse)
-        batch["label"] = self._encode(batch["label"])
+        batch = self._rows.batch(start, stop, sparse=self._sparse)
         batch["data"] = self._to_device(batch["data"])
         return batch
 
@@ -156,7 +171,7 @@ class MatrixMaker:
     threads : int
     scratch : str or None
         Directory for the pages of an external memory; None: no external memory.
-    encode, to_device : callable
+    to_device : callable
         See `Batches`.
     """
 
@@ -166,7 +181,6 @@ class MatrixMaker:
     names: list[str] | None
     threads: int
     scratch: str | None
-    encode: Callable[[Array], Array]
     to_device: Callable[[Any], Any]
 
     def make(self, rows: Rows, name: str, ref: xgb.DMatrix | None = None) -> xgb.DMatrix:
@@ -174,7 +188,7 @@ class MatrixMaker:
         if cache is not None:
             os.makedirs(os.path.dirname(cache), mode=0o700, exist_ok=True)
         meta = {"feature_names": self.names, "feature_types": self.types}
-        batches = Batches(rows, meta, self.encode, self.to_device, sparse=self.missing == 0, cache=cache)
+        batches = Batches(rows, meta, self.to_device, sparse=self.missing == 0, cache=cache)
         general: dict[str, Any] = {
             "missing": float(self.missing),
             "nthread": self.threads,

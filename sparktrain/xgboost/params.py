@@ -173,6 +173,13 @@ class HasBoosting(HasBoosterParams):  # type: ignore[misc]
         None,
         by_value=True,
     )
+    trainingMetrics = GangParam(
+        "training_metrics",
+        "Whether the metrics are computed on the training rows too, after each round, for the history. By default "
+        "where eval_metric or validation rows are given: it takes about a sixth of a round.",
+        params.boolean,
+        None,
+    )
     earlyStoppingRounds = GangParam(
         "early_stopping_rounds",
         "Rounds without improvement of the last metric on the validation rows after which boosting ends; the model "

@@ -60,6 +60,8 @@ class BoosterSpec:
         What `xgboost.train` takes as ``params``, as the user gave it.
     rounds : int
     early_stopping_rounds : int or None
+    training_metrics : bool
+        Whether metrics are computed on the training rows too, after each round.
     features : Features
     validation : float or None
         Fraction of rows to hold out; a validation column is a tensor of the shard instead.
@@ -81,6 +83,7 @@ class BoosterSpec:
     params: Mapping[str, Any]
     rounds: int
     early_stopping_rounds: int | None
+    training_metrics: bool
     features: Features
     validation: float | None
     seed: int

@@ -6,7 +6,6 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import xgboost as xgb
 
 from sparktrain.errors import DataError, GangError
 from sparktrain.gang.worker import Event, WorkerContext
-from sparktrain.shards import plan
+from sparktrain.shards import disk, plan
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.shards.sparse import SparseReader
@@ -147,7 +146,7 @@ class Trainer:
         training = maker.make(self._rows(self._train_rows), TRAINING)
         if spec.features.weights is not None:
             training.set_info(feature_weights=np.asarray(spec.features.weights, np.float32))
-        evals = [(training, TRAINING)]
+        evals = [(training, TRAINING)] if spec.training_metrics else []
         if self._validates:
             evals.append((maker.make(self._rows(self._val_rows), VALIDATION, ref=training), VALIDATION))
         evaluated: dict[str, dict[str, list[float]]] = {}
@@ -165,7 +164,8 @@ class Trainer:
             xgb_model=None if given is None else bytearray(given),
             callbacks=self._callbacks(),
         )
-        self.history = history(evaluated)
+        before = 0 if given is None else boosters.of_bytes(given).num_boosted_rounds()
+        self.history = history(evaluated, booster.num_boosted_rounds() - before)
         booster = boosters.up_to_best(booster)
         if self.classes is not None:
             boosters.name_classes(booster, self.classes.tolist())
@@ -191,20 +191,20 @@ class Trainer:
             names=None if features.names is None else list(features.names),
             threads=self._threads,
             scratch=self._scratch if self._spec.external_memory else None,
-            encode=_float_labels if self.classes is None else partial(encoded, classes=self.classes),
             to_device=_as_it_is if self._device == "cpu" else to_gpu,
         )
 
     def _rows(self, order: plan.Indices) -> Rows:
         shard = self._shard
         margins = shard.by_role("margin")
-        return Rows(
-            features=self._features,
-            labels=shard.labels[0],
+        labels = disk.taken(shard.labels[0], order)
+        return Rows.of(
+            self._features,
+            order,
+            labels if self.classes is None else encoded(labels, self.classes),
             weights=shard.weights,
             margins=margins[0] if margins else None,
             groups=self._queries,
-            order=order,
         )
 
     def _objective(self) -> Any:
@@ -234,10 +234,6 @@ def features_of(shard: Shard) -> tuple[Features, int]:
         return matrix, int(matrix.shape[1])
     matrix_or_none = sparse.matrix
     return (SparseReader(sparse) if matrix_or_none is None else matrix_or_none), sparse.width
-
-
-def _float_labels(labels: Array) -> Array:
-    return labels.astype(np.float32, copy=False)
 
 
 def _as_it_is(data: Any) -> Any:
