@@ -193,8 +193,13 @@ class BoosterEstimator(
         return plan.shards(dataset, num_proc, seed=self._value(self.seed))
 
     def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, payload: Payload) -> GangSpec:
-        if self._value(self.treeMethod) == "exact" and num_proc > 1:
-            raise ParamError(f"tree_method='exact' trains in one process only, and num_proc={num_proc}: use 'hist'")
+        given = self._booster_params()
+        for name, value in (("tree_method", "exact"), ("booster", "gblinear")):
+            if given.get(name) == value and num_proc > 1:
+                raise ParamError(
+                    f"{name}={value!r}: XGBoost trains it in one process only (each rank would make a model of its own "
+                    f"rows), and num_proc={num_proc}; set num_proc=1, or leave {name} as it is by default"
+                )
         if self._device() == "cuda" and not float(setting(spark, "spark.task.resource.gpu.amount") or 0):
             raise GangError(NO_GPU)
         spec = super()._gang_spec(spark, num_proc, plan, payload)
@@ -280,7 +285,7 @@ class XGBoostRanker(BoosterEstimator[XGBoostRankerModel]):
     """Trains an XGBoost ranker on a DataFrame, over XGBoost's own collective.
 
     The rows of a query, which ``qid_col`` names, are on one rank; labels are relevances. ``weight_col`` weighs
-    queries: all rows of one have the same. A fraction as ``validation`` draws whole queries.
+    queries: all rows of one have the same, and XGBoost divides them by their mean on each rank. A fraction as ``validation`` draws whole queries.
 
     Examples
     --------

@@ -1,0 +1,102 @@
+"""What ranks do together: metrics of all rows, stopping, empty shards, and errors, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost as xgb
+from sklearn.metrics import log_loss
+
+from tests.xgboost import fits
+from tests.xgboost.rank import run_ranks
+
+
+def ranks(function: str, world: int, out: Path) -> list:
+    return run_ranks(f"tests.xgboost.fits:{function}", world, out)
+
+
+def test_continuous_features_score_as_in_one_process_and_exactly_as_bare_xgboost(tmp_path: Path) -> None:
+    found = ranks("gang_and_bare", 2, tmp_path)
+    assert found[0] == found[1]
+    for seed, ((loss, auc), apart) in enumerate(found[0]):
+        features, labels = fits.continuous(seed)
+        params = {**fits.SETTINGS, "objective": "binary:logistic", "nthread": 1}
+        alone = xgb.train(params, xgb.QuantileDMatrix(features, labels, nthread=1), fits.ROUNDS)
+        expected_loss, expected_auc = fits.scores(alone, seed)
+        assert abs(loss - expected_loss) < 0.002
+        assert abs(auc - expected_auc) < 0.002
+        assert apart <= 1e-6
+
+
+def test_a_metric_of_the_users_sees_all_rows_and_an_objective_only_ranks_with_rows(tmp_path: Path) -> None:
+    alone = fits.own_metric_and_objective(0, 1)
+    together = ranks("own_metric_and_objective", 3, tmp_path)
+    assert list(alone[0]) == ["round", "rmse", "largest_error"]
+    assert together[0] == together[1] == together[2]
+    for entry, expected in zip(together[0], alone, strict=True):
+        assert entry == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_weighted_metric_over_dealt_rows(tmp_path: Path) -> None:
+    alone = fits.dealt_metric(0, 1)
+    for rank in ranks("dealt_metric", 2, tmp_path):
+        assert [entry["weighted_error"] for entry in rank] == pytest.approx(
+            [entry["weighted_error"] for entry in alone], rel=1e-5
+        )
+
+
+def test_a_rank_with_validation_rows_only(tmp_path: Path) -> None:
+    (first, booster), *others = ranks("only_validation_rows", 3, tmp_path)
+    assert [entry["round"] for entry in first] == [1, 2, 3, 4, 5]
+    assert first[-1]["val_rmse"] < first[0]["val_rmse"]
+    for history, other in others:
+        assert history == first
+        assert other == booster
+
+
+def test_all_ranks_stop_where_a_callback_stops_on_one(tmp_path: Path) -> None:
+    assert ranks("stopped_by_one", 2, tmp_path) == [3, 3]
+
+
+def test_early_stopping_keeps_the_rounds_up_to_the_best(tmp_path: Path) -> None:
+    (rounds, best, history, apart), other = ranks("stopped_early", 2, tmp_path)
+    assert (rounds, best, history, apart) == other
+    losses = [entry["val_logloss"] for entry in history]
+    assert best == int(np.argmin(losses))
+    assert rounds == best + 1
+    assert len(history) == best + 1 + 4  # it went on for early_stopping_rounds
+    assert apart == 0.0
+    assert list(history[0]) == ["round", "error", "logloss", "val_error", "val_logloss"]
+
+
+def test_a_rankers_metric_is_the_mean_over_queries(tmp_path: Path) -> None:
+    alone = fits.ranked(0, 1)
+    together = ranks("ranked", 2, tmp_path)
+    assert together[0] == together[1]
+    for entry, expected in zip(together[0], alone, strict=True):
+        assert entry == pytest.approx(expected, rel=1e-6)
+    drawn = [entry["val_query_metric"] * 10 for entry in alone]
+    assert all(0 <= value <= 10 for value in drawn)
+
+
+def test_rows_that_cannot_be_trained_on_are_told_on_every_rank(tmp_path: Path) -> None:
+    found = ranks("raises", 2, tmp_path)
+    for said in found:
+        assert said["one class"].startswith("DataError: label_col has the value [3.0] only")
+        assert said["no training rows"] == "DataError: validation takes all 8 rows: none is left to train on"
+        assert said["no validation rows"].startswith("DataError: the validation column marks none of 8 rows")
+        assert said["no drawn rows"].startswith("DataError: validation=1e-09 holds out none of 8 rows")
+        assert "3 classes, but objective='binary:logistic' is for two" in said["binary of three"]
+        assert "label_col has values [2.0], which xgb_model's classes [0.0, 1.0] lack" in said["new class"]
+        assert said["types"] == "DataError: feature_types has 1 entries for 2 features"
+        assert "1 queries have rows in several partitions (query 2, for one)" in said["query on two ranks"]
+        assert "the rows of 1 have several (query 1, for one)" in said["weights in a query"]
+
+
+def test_the_scores_of_the_continuous_rows_are_worth_comparing() -> None:
+    features, labels = fits.continuous(0)
+    assert 0.1 < labels.mean() < 0.9
+    assert len(np.unique(features[:, 0])) > 10 * 256
+    assert log_loss(labels, np.full(len(labels), labels.mean())) > 0.6
