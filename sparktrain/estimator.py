@@ -190,6 +190,7 @@ class GangEstimator(Estimator[M], HasGang, Generic[M]):
             payload=small,
             payload_file=shipped,
             tensors=plan.tensors,
+            split=plan.split,
             backend=self._value(self.backend),
             rendezvous_timeout_s=self._value(self.rendezvousTimeoutS),
             collective_timeout_s=self._value(self.collectiveTimeoutS),

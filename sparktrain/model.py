@@ -23,7 +23,7 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 from sparktrain import params
 from sparktrain.errors import ColumnError, DataError
 from sparktrain.params import GangParam, KeywordParams
-from sparktrain.shards.arrow import Array, Faults
+from sparktrain.shards.arrow import Array, Faults, whole_columns
 from sparktrain.shards.assemble import assemble, assemble_ragged, assemble_sparse
 from sparktrain.shards.columns import ColumnPlan, quoted
 from sparktrain.shards.ragged import Ragged
@@ -156,9 +156,10 @@ class PredictStruct:
     """
 
     prediction: Prediction
+    split: tuple[bool, ...]
 
     def __call__(self, *arrays: pa.Array) -> pa.Array:
-        columns = [as_array(column) for column in self.prediction.columns(arrays)]
+        columns = [as_array(column) for column in self.prediction.columns(whole_columns(arrays, self.split))]
         return pa.StructArray.from_arrays(columns, names=[f"p{i}" for i in range(len(columns))])
 
 
@@ -228,7 +229,7 @@ class GangModel(Model, KeywordParams):
         struct = StructType([StructField(f"p{i}", kind) for i, kind in enumerate(kinds)])
         with warnings.catch_warnings():  # it would rather read the type hints than be told the kind of UDF
             warnings.simplefilter("ignore", UserWarning)
-            udf = arrow_udf(PredictStruct(prediction), struct, ArrowUDFType.SCALAR).asNondeterministic()
+            udf = arrow_udf(PredictStruct(prediction, plan.split), struct, ArrowUDFType.SCALAR).asNondeterministic()
         result = dataset.withColumn(RESULT, udf(*plan.columns()))
         parts = [functions.col(RESULT)[f"p{i}"] for i in range(len(fields))]
         parts = [array_to_vector(part) if vector else part for vector, part in zip(is_vector, parts, strict=True)]

@@ -35,6 +35,8 @@ class GangSpec:
         Name of the Spark file with the large part (initial weights).
     tensors : tuple of TensorSpec
         The shard's tensors.
+    split : tuple of bool
+        Which columns come in parts: see `ColumnPlan.columns`.
     backend : str
         How N processes become one gang.
     rendezvous_timeout_s, collective_timeout_s : float
@@ -55,6 +57,7 @@ class GangSpec:
     collective_timeout_s: float
     progress: DriverAddress | None = None
     delivery: DriverAddress | None = None
+    split: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

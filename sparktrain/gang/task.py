@@ -26,6 +26,7 @@ from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, f
 from sparktrain.gang.process import WorkerProcess
 from sparktrain.gang.rendezvous import BarrierView, Card, Meeting, PeerGoneError
 from sparktrain.gang.spec import DriverAddress, GangSpec, WorkerJob
+from sparktrain.shards.arrow import whole_columns
 from sparktrain.shards.disk import unnamed_file
 from sparktrain.shards.spool import Spool, agree_on_shapes
 
@@ -104,7 +105,7 @@ def _run(
         port = listener.getsockname()[1] if listener else 0
         meeting = Meeting(barrier, Card(address, port, "cuda" if barrier.gpus else "cpu"), listener)
         for batch in batches:
-            spool.write(batch)
+            spool.write(whole_columns(batch.columns, spec.split))
         report = spool.finish(rank)
         gang, reports = meeting.finish(report, spec.rendezvous_timeout_s, spec.collective_timeout_s)
         worker.wait_ready(spec.rendezvous_timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -151,6 +152,28 @@ def _vectors(column: ColumnSpec, array: pa.StructArray, faults: Faults) -> Array
     out[parts.dense] = parts.values[is_dense].reshape(int(np.count_nonzero(parts.dense)), parts.width)
     out[row_of_value[~is_dense], parts.positions] = parts.values[~is_dense]
     return out
+
+
+def whole_columns(arrays: Sequence[pa.Array], split: Sequence[bool]) -> list[pa.Array]:
+    """Columns as they were before `ColumnPlan.columns` took vectors apart: four arrays to one struct, without a copy.
+
+    Parameters
+    ----------
+    arrays : sequence of Array
+    split : sequence of bool
+        For each column whether it is in parts; arrays beyond are as they are.
+    """
+    rest = iter(arrays)
+    whole = [_vector_of([next(rest) for _ in _VECTOR_FIELDS]) if apart else next(rest) for apart in split]
+    return [*whole, *rest]
+
+
+_VECTOR_FIELDS = ("type", "size", "indices", "values")
+
+
+def _vector_of(parts: Sequence[pa.Array]) -> pa.StructArray:
+    missing = parts[0].is_null() if parts[0].null_count else None
+    return pa.StructArray.from_arrays(parts, _VECTOR_FIELDS, mask=missing)
 
 
 @dataclass(frozen=True)

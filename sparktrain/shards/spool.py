@@ -58,39 +58,39 @@ class Spool:
         """File descriptors, one a tensor, for the worker to inherit."""
         return tuple(file.fileno() for file in self._files)
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch; rows that can't become tensors are counted, for `finish` to report."""
-        if not batch.num_rows:
+    def write(self, columns: Sequence[pa.Array]) -> None:
+        """Append a batch of columns; rows that can't become tensors are counted, for `finish` to report."""
+        if not len(columns[0]):
             return
-        self._rows += batch.num_rows
+        self._rows += len(columns[0])
         self._sparse = None
         try:
             for number in range(len(self._tensors)):
-                self._write_tensor(number, batch)
+                self._write_tensor(number, columns)
         except OSError as error:
             raise self._disk_error(error) from error
 
-    def _write_tensor(self, number: int, batch: pa.RecordBatch) -> None:
+    def _write_tensor(self, number: int, columns: Sequence[pa.Array]) -> None:
         spec = self._tensors[number]
         if spec.sparse:
-            self._write_sparse(number, batch)
+            self._write_sparse(number, columns)
             return
-        rows = assemble(spec, batch.columns, self._faults)
+        rows = assemble(spec, columns, self._faults)
         if spec.pad is not None and rows is not None and not len(rows):
             return  # empty arrays: no item that would tell its shape
         if rows is not None and self._same_shape(number, rows) and not self._faults:
             self._files[number].write(np.ascontiguousarray(rows).data)
 
-    def _write_sparse(self, number: int, batch: pa.RecordBatch) -> None:
+    def _write_sparse(self, number: int, columns: Sequence[pa.Array]) -> None:
         """One of the three tensors that hold sparse rows; the input's own comes first."""
         spec = self._tensors[number]
         if spec.role == "input":
-            self._sparse = assemble_sparse(spec, batch.columns, self._faults)
+            self._sparse = assemble_sparse(spec, columns, self._faults)
         if self._sparse is None:
             return
         parts = {"input": self._sparse.values, "length": self._sparse.lengths, "position": self._sparse.positions}
         shape = (self._sparse.width,) if spec.role == "input" else ()
-        if self._agrees(number, shape, batch.num_rows) and not self._faults:
+        if self._agrees(number, shape, len(columns[0])) and not self._faults:
             self._files[number].write(np.ascontiguousarray(parts[spec.role]).data)
 
     def _same_shape(self, number: int, rows: Array) -> bool:

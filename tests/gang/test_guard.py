@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ WORKER = """
 import ctypes, subprocess, sys
 from sparktrain.gang import guard
 guard._die_with_parent = lambda: None
-guard.start(int(sys.argv[1]))
+guard.start(int(sys.argv[1]), sys.argv[2])
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 print("guarded", flush=True)
 ctypes.PyDLL(None).sleep(3600)  # holds the GIL
@@ -23,11 +24,14 @@ ctypes.PyDLL(None).sleep(3600)  # holds the GIL
 
 
 @pytest.mark.parametrize("end", ["lifeline", "worker"])
-def test_the_guard_ends_the_group(end: str) -> None:
+def test_the_guard_ends_the_group_and_removes_its_files(end: str, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    (scratch / "deeper").mkdir(parents=True)
+    (scratch / "deeper" / "page").write_bytes(b"0" * 100)
     lifeline_end, lifeline = os.pipe()
     try:
         worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(lifeline_end)],
+            [sys.executable, "-c", WORKER, str(lifeline_end), str(scratch)],
             stdout=subprocess.PIPE,
             pass_fds=[lifeline_end],
             start_new_session=True,
@@ -47,6 +51,7 @@ def test_the_guard_ends_the_group(end: str) -> None:
                 os.kill(worker.pid, signal.SIGKILL)
                 worker.wait(WAIT_S)
             assert not left_after(pids, GONE_S)
+            assert list(tmp_path.iterdir()) == []
         finally:  # leave nothing behind when the test has failed
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)

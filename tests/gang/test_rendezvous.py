@@ -3,13 +3,14 @@
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from sparktrain.errors import GangError, GangTimeout
-from sparktrain.gang.rendezvous import BarrierView, Card, host_of, listen, meet
+from sparktrain.gang.rendezvous import BarrierView, Card, Meeting, PeerGoneError, host_of, listen
 from sparktrain.gang.spec import Gang
 from sparktrain.shards.spool import SpoolReport
 
@@ -33,50 +34,83 @@ def fake_all_gather(ranks: int) -> Callable[[int], Callable[[str], Sequence[str]
     return of_rank
 
 
-def meet_all(cards: Sequence[Card]) -> list[tuple[Gang, list[Card]]]:
-    all_gather = fake_all_gather(len(cards))
-    hosts = tuple(card.address for card in cards)
-    with ThreadPoolExecutor(len(cards)) as pool:
-        met = [
-            pool.submit(meet, BarrierView(rank, hosts, all_gather(rank)), card, WAIT_S, 60.0)
-            for rank, card in enumerate(cards)
+def meeting_of(rank: int, all_gather: Callable[[str], Sequence[str]], listener: socket.socket, device: str) -> Meeting:
+    host, port = listener.getsockname()
+    card = Card(HOSTS[rank], port, device) if rank else Card(host, port, device)
+    return Meeting(BarrierView(rank, HOSTS, all_gather), card, None if rank else listener)
+
+
+def report_of(rank: int) -> SpoolReport:
+    return SpoolReport(rank * 10, ((3, 2), ()) if rank else (None, None))
+
+
+def meet_all(
+    listener: socket.socket, devices: Sequence[str] = ("cpu",) * 3, timeout_s: float = WAIT_S, missing: int = -1
+) -> list[Future[tuple[Gang, list[SpoolReport]]]]:
+    """Three ranks meet; `missing` never hands in its report."""
+    all_gather = fake_all_gather(3)
+    meetings = [meeting_of(rank, all_gather(rank), listener, devices[rank]) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        return [
+            pool.submit(meeting.finish, report_of(rank), timeout_s, 60.0)
+            for rank, meeting in enumerate(meetings)
+            if rank != missing
         ]
-        return [one.result(WAIT_S) for one in met]
 
 
-def card_of(rank: int, device: str = "cpu") -> Card:
-    shapes = ((3, 2), ()) if rank else (None, None)
-    return Card(HOSTS[rank], 4040 if rank == 0 else 0, device, SpoolReport(rank * 10, shapes))
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with listen("127.0.0.1") as found:
+        yield found
 
 
-def test_all_ranks_get_the_same_gang_and_all_cards() -> None:
-    met = meet_all([card_of(rank) for rank in range(3)])
-    for rank, (gang, cards) in enumerate(met):
-        assert gang == Gang(rank, HOSTS, ("10.0.0.5", 4040), "cpu", 60.0)
-        assert cards == [card_of(rank) for rank in range(3)]
-    gangs = [gang for gang, _ in met]
-    assert [gang.world_size for gang in gangs] == [3, 3, 3]
-    assert [gang.local_rank for gang in gangs] == [0, 0, 1]
-    assert [gang.local_world_size for gang in gangs] == [2, 1, 2]
+def test_all_ranks_get_the_same_gang_and_all_reports(listener: socket.socket) -> None:
+    hosts = ("127.0.0.1", *HOSTS[1:])
+    met = [one.result(WAIT_S) for one in meet_all(listener)]
+    for rank, (gang, reports) in enumerate(met):
+        assert gang == Gang(rank, hosts, listener.getsockname(), "cpu", 60.0)
+        assert reports == [report_of(rank) for rank in range(3)]
+    with socket.create_connection(listener.getsockname(), timeout=WAIT_S):  # still there for the worker
+        listener.settimeout(WAIT_S)
+        listener.accept()[0].close()
 
 
-def test_mixed_devices_are_an_error_on_every_rank() -> None:
-    all_gather = fake_all_gather(2)
-    errors: list[str] = []
-
-    def one(rank: int) -> None:
-        with pytest.raises(GangError) as caught:
-            meet(BarrierView(rank, HOSTS[:2], all_gather(rank)), card_of(rank, ["cuda", "cpu"][rank]), WAIT_S, 60.0)
-        errors.append(str(caught.value))
-
-    with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(one, rank) for rank in range(2)]:
-            future.result(WAIT_S)
-    assert len(set(errors)) == 1
-    assert "rank 0: cuda, rank 1: cpu" in errors[0]
+def test_ranks_of_one_host() -> None:
+    gang = Gang(0, HOSTS, ("10.0.0.5", 4040))
+    assert [replace(gang, rank=rank).local_rank for rank in range(3)] == [0, 0, 1]
+    assert [replace(gang, rank=rank).local_world_size for rank in range(3)] == [2, 1, 2]
 
 
-def test_a_rank_that_never_comes_is_a_timeout_that_names_its_setting() -> None:
+def test_strangers_neither_stop_the_ranks_nor_learn_anything(listener: socket.socket) -> None:
+    strangers = [socket.create_connection(listener.getsockname(), timeout=WAIT_S) for _ in range(3)]
+    strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    strangers[1].close()
+    try:
+        assert all(one.result(WAIT_S)[1] == [report_of(rank) for rank in range(3)] for one in meet_all(listener))
+        strangers[2].settimeout(WAIT_S)
+        heard = strangers[2].recv(1 << 16)
+        assert b"CHALLENGE" in heard
+        assert b"rows" not in heard
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_mixed_devices_are_an_error_on_every_rank(listener: socket.socket) -> None:
+    for one in meet_all(listener, ("cuda", "cpu", "cpu")):
+        with pytest.raises(GangError, match="rank 0: cuda, rank 2: cpu"):
+            one.result(WAIT_S)
+
+
+def test_a_rank_that_never_hands_in_its_report_is_a_timeout_that_names_its_setting(listener: socket.socket) -> None:
+    leader, other = meet_all(listener, timeout_s=0.3, missing=1)
+    with pytest.raises(GangTimeout, match=r"rank 0 waited 0\.3 s for all 3 ranks .* rendezvous_timeout_s"):
+        leader.result(WAIT_S)
+    with pytest.raises((GangTimeout, PeerGoneError)):  # as their clocks go; the first to be told is rank 0's
+        other.result(WAIT_S)
+
+
+def test_a_rank_that_never_comes_to_the_barrier_is_one_too(listener: socket.socket) -> None:
     released = threading.Event()
 
     def all_gather(text: str) -> Sequence[str]:
@@ -85,17 +119,28 @@ def test_a_rank_that_never_comes_is_a_timeout_that_names_its_setting() -> None:
 
     try:
         with pytest.raises(GangTimeout, match=r"rank 1 waited 0\.01 s for all 3 ranks .* rendezvous_timeout_s"):
-            meet(BarrierView(1, HOSTS, all_gather), card_of(1), 0.01, 60.0)
+            meeting_of(1, all_gather, listener, "cpu").finish(report_of(1), 0.01, 60.0)
     finally:
         released.set()
 
 
-def test_an_error_of_the_barrier_is_raised_as_it_is() -> None:
+def test_a_rank_0_that_is_gone_is_told_apart() -> None:
+    all_gather = fake_all_gather(2)
+    with listen("127.0.0.1") as listener:
+        host, port = listener.getsockname()
+        leader = Meeting(BarrierView(0, (host, host), all_gather(0)), Card(host, port, "cpu"), listener)
+        other = Meeting(BarrierView(1, (host, host), all_gather(1)), Card(host, 0, "cpu"), None)
+    del leader
+    with pytest.raises(PeerGoneError, match=f"rank 0 at {host}:{port} is gone"):
+        other.finish(report_of(1), WAIT_S, 60.0)
+
+
+def test_an_error_of_the_barrier_is_raised_as_it_is(listener: socket.socket) -> None:
     def all_gather(text: str) -> Sequence[str]:
         raise RuntimeError("the stage was aborted")
 
     with pytest.raises(RuntimeError, match="the stage was aborted"):
-        meet(BarrierView(0, HOSTS, all_gather), card_of(0), WAIT_S, 60.0)
+        meeting_of(0, all_gather, listener, "cpu").finish(report_of(0), WAIT_S, 60.0)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def specs(pad: Pad = "longest", dtype: str = "int64") -> tuple[TensorSpec, ...]:
 def spooled(tensors: tuple[TensorSpec, ...], directory: Path, *batches: pa.RecordBatch) -> tuple[Shard, SpoolReport]:
     spool = Spool(tensors, str(directory))
     for one in batches:
-        spool.write(one)
+        spool.write(one.columns)
     report = spool.finish(rank=0)
     shard = open_shard(agree_on_shapes(tensors, [report]), spool.fds, report.rows)
     spool.close()
@@ -71,7 +71,7 @@ def test_faults_are_counted_once(tmp_path: Path) -> None:
         ([[1], [1, 2, 3], [4, 5, 6, 7]], 2, r"column 't': 2 rows longer than pad=2 \(raise it, or cut"),
     ):
         spool = Spool(specs(pad), str(tmp_path))
-        spool.write(batch(t=rows))
+        spool.write(batch(t=rows).columns)
         with pytest.raises(DataError, match=message) as caught:
             spool.finish(rank=0)
         assert str(caught.value).count("column 't'") == 1
@@ -88,7 +88,7 @@ def test_a_batch_of_empty_arrays_has_the_shape_of_the_others_items() -> None:
 
 def test_only_the_outer_length_may_vary(tmp_path: Path) -> None:
     spool = Spool(specs(), str(tmp_path))
-    spool.write(batch(t=[[[1, 2], [3]], [[4, 5]]]))
+    spool.write(batch(t=[[[1, 2], [3]], [[4, 5]]]).columns)
     with pytest.raises(DataError, match=r"column 't': \d inner arrays that differ in length .*\(only the outer length"):
         spool.finish(rank=0)
     spool.close()

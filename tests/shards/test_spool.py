@@ -41,7 +41,7 @@ def rows(start: int, stop: int) -> pa.RecordBatch:
 
 def test_a_round_trip_in_several_batches(spool: Spool, tmp_path: Path) -> None:
     for one in (rows(0, 3), rows(3, 3), rows(3, 4), rows(0, 9).slice(4)):
-        spool.write(one)
+        spool.write(one.columns)
     report = spool.finish(rank=0)
     assert report == SpoolReport(9, ((3,), (2, 2), (), ()))
     assert not list(tmp_path.iterdir()), "the files have no name, so nothing is left behind"
@@ -56,7 +56,7 @@ def test_a_round_trip_in_several_batches(spool: Spool, tmp_path: Path) -> None:
 
 
 def test_no_rows_at_all(spool: Spool) -> None:
-    spool.write(rows(0, 0))
+    spool.write(rows(0, 0).columns)
     report = spool.finish(rank=1)
     assert report == SpoolReport(0, (None, None, None, None))
     agreed = agree_on_shapes(TENSORS, [SpoolReport(5, ((3,), (2, 2), (), ())), report])
@@ -66,9 +66,11 @@ def test_no_rows_at_all(spool: Spool) -> None:
 
 def test_faults_of_all_batches_are_counted_and_told_at_the_end(spool: Spool) -> None:
     good = rows(0, 4)
-    spool.write(good)
-    spool.write(batch(f=good["f"], i=good["i"], y=[None, 1.0, None, 2.0], key=good["key"]))
-    spool.write(batch(f=vectors(None, None, dense(1, 2, 3), None), i=good["i"], y=[0.5, 1, 1, None], key=good["key"]))
+    spool.write(good.columns)
+    spool.write(batch(f=good["f"], i=good["i"], y=[None, 1.0, None, 2.0], key=good["key"]).columns)
+    spool.write(
+        batch(f=vectors(None, None, dense(1, 2, 3), None), i=good["i"], y=[0.5, 1, 1, None], key=good["key"]).columns
+    )
     with pytest.raises(DataError) as caught:
         spool.finish(rank=3)
     text = str(caught.value)
@@ -79,15 +81,15 @@ def test_faults_of_all_batches_are_counted_and_told_at_the_end(spool: Spool) -> 
 
 def test_fractional_class_ids_and_other_columns_faults_in_one_error(spool: Spool) -> None:
     good = rows(0, 2)
-    spool.write(batch(f=vectors(dense(1, 2, 3), dense(1)), i=good["i"], y=[0.5, 1.0], key=good["key"]))
+    spool.write(batch(f=vectors(dense(1, 2, 3), dense(1)), i=good["i"], y=[0.5, 1.0], key=good["key"]).columns)
     with pytest.raises(DataError, match=r"'f': 1 rows of a length.*'y': 1 rows that are not whole numbers.*of 2 rows"):
         spool.finish(rank=0)
 
 
 def test_rows_of_another_length_in_a_later_batch(spool: Spool) -> None:
     good = rows(0, 2)
-    spool.write(good)
-    spool.write(batch(f=vectors(dense(1, 2), dense(3, 4)), i=good["i"], y=good["y"], key=good["key"]))
+    spool.write(good.columns)
+    spool.write(batch(f=vectors(dense(1, 2), dense(3, 4)), i=good["i"], y=good["y"], key=good["key"]).columns)
     with pytest.raises(DataError, match=r"column 'f': 2 rows of shape \(2,\) after rows of shape \(3,\)"):
         spool.finish(rank=0)
 
@@ -97,7 +99,7 @@ def test_a_full_disk_says_what_to_change(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
     spool = Spool(TENSORS, str(tmp_path))
     try:
-        spool.write(rows(0, 8))
+        spool.write(rows(0, 8).columns)
         with pytest.raises(GangError, match=rf"no space left in {tmp_path} .* 8 rows; .*spark\.local\.dir"):
             spool.finish(rank=0)
     finally:
@@ -106,7 +108,7 @@ def test_a_full_disk_says_what_to_change(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_closing_ends_this_process_s_hold(tmp_path: Path) -> None:
     spool = Spool(TENSORS, str(tmp_path))
-    spool.write(rows(0, 2))
+    spool.write(rows(0, 2).columns)
     fds = spool.fds
     spool.close()
     for fd in fds:
