@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.ml.base import Model
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import DataFrame, functions
+from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
@@ -219,7 +219,7 @@ class GangModel(Model, KeywordParams):
         plan = self._input_plan(dataset.schema)
         fields = self._output_fields()
         types = tuple(to_arrow(field) for field in fields)
-        inputs = plan.specs("input")
+        inputs = [spec for spec in plan.tensors if spec.role in ("input", "margin")]
         prediction = Prediction(tuple(inputs), self._predictor(dataset, inputs), types)
         if arrow_udf is None:
             names = tuple(field.name for field in fields)
@@ -230,11 +230,27 @@ class GangModel(Model, KeywordParams):
         with warnings.catch_warnings():  # it would rather read the type hints than be told the kind of UDF
             warnings.simplefilter("ignore", UserWarning)
             udf = arrow_udf(PredictStruct(prediction, plan.split), struct, ArrowUDFType.SCALAR).asNondeterministic()
-        result = dataset.withColumn(RESULT, udf(*plan.columns()))
+        prepared, arguments = _arguments(dataset, plan)
+        result = prepared.withColumn(RESULT, udf(*arguments))
         parts = [functions.col(RESULT)[f"p{i}"] for i in range(len(fields))]
         parts = [array_to_vector(part) if vector else part for vector, part in zip(is_vector, parts, strict=True)]
         outputs = [part.alias(field.name) for part, field in zip(parts, fields, strict=True)]
         return result.select(*[quoted(name) for name in dataset.columns], *outputs)
+
+
+def _arguments(dataset: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, list[Column]]:
+    """The needed columns as the UDF's arguments, computed before it where vectors are taken apart.
+
+    Over Parquet, Spark 4.3 gives a UDF columnar batches; where an argument is an expression, it converts all columns
+    from rows for that, which it can't do with vectors. A projection of its own has no batches. A value that Catalyst
+    takes for nondeterministic keeps it from being merged into the call.
+    """
+    if not any(plan.split):
+        return dataset, plan.columns()
+    names = [f"__sparktrain_{number}" for number in range(len(plan.columns()))]
+    kept = functions.when(functions.spark_partition_id() >= 0, plan.columns()[0]), *plan.columns()[1:]
+    columns = [column.alias(name) for column, name in zip(kept, names, strict=True)]
+    return dataset.select("*", *columns), [functions.col(name) for name in names]
 
 
 def as_array(column: pa.Array) -> pa.Array:

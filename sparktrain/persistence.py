@@ -74,8 +74,7 @@ Unpickler = Callable[[io.BytesIO], pickle.Unpickler]
 
 
 def nothing(path: str) -> None:
-    """Writes no weights: what `ToSave.write_tensors` is where there are none."""
-    Path(path).touch()
+    """Writes no weights: what `ToSave.write_tensors` is for a class without a `Saveable.weights_file`."""
 
 
 def unpickled(structure: bytes, unpickler: Unpickler) -> Any:
@@ -87,7 +86,7 @@ class Saveable(MLWritable, MLReadable[Any]):
     """Gives an estimator or model ``write``, ``save``, ``read`` and ``load``."""
 
     weights_file = TENSORS
-    """Name of the framework's native file in the directory."""
+    """Name of the framework's native file in the directory; empty where nothing is saved in one."""
     _reader: ClassVar[type[Reader]]
     """What reads a saved one."""
 
@@ -161,8 +160,9 @@ class Writer(MLWriter):
         with tempfile.TemporaryDirectory(prefix="sparktrain-") as local:
             Path(local, STRUCTURE).write_bytes(saved.structure)
             weights = self._instance.weights_file
-            saved.write_tensors(f"{local}/{weights}")
-            for name in (STRUCTURE, weights):
+            if weights:
+                saved.write_tensors(f"{local}/{weights}")
+            for name in filter(None, (STRUCTURE, weights)):
                 filesystem.write_file(spark, f"{path}/{name}", f"{local}/{name}")
 
 
@@ -206,7 +206,7 @@ class Reader(MLReader[Any]):
         try:
             with tempfile.TemporaryDirectory(prefix="sparktrain-") as local:
                 weights = instance.weights_file
-                for name in (STRUCTURE, weights):
+                for name in filter(None, (STRUCTURE, weights)):
                     filesystem.read_file(spark, f"{path}/{name}", f"{local}/{name}")
                 saved = Saved(Path(local, STRUCTURE).read_bytes(), f"{local}/{weights}", metadata["fitted"])
                 instance._restore_objects(saved, self._unpickler(spark))

@@ -55,6 +55,7 @@ class BoosterEstimator(
     trainer = "sparktrain.xgboost.entry:train"
     task: Task
     model_class: type[M]
+    weights_file = ""
     _refused = REFUSED
     _holder = held.BoosterValue
 

@@ -30,6 +30,8 @@ def unpacked(value: Any) -> Any:
 class BoosterValue(HeldValue):
     """A value of a grid over objective, eval_metric, callbacks or xgb_model."""
 
+    weights_file = ""
+
     def _saved_objects(self) -> persistence.ToSave:
         return persistence.ToSave(cloudpickle.dumps(packed(self.value)), persistence.nothing, {})
 

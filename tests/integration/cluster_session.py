@@ -24,6 +24,7 @@ from sparktrain.gang.launch import launch
 from sparktrain.gang.spec import GangSpec
 from sparktrain.shards.tensors import KEY, ColumnSpec, TensorSpec
 from sparktrain.torch import TorchEstimator
+from sparktrain.xgboost import XGBoostRegressor
 from tests.conftest import TEST_ID
 from tests.gang import tiny_trainer
 from tests.integration.leftovers import all_training, held, wait_until, workers
@@ -92,6 +93,14 @@ def gpus(directory: Path) -> None:
     outcome = launch(df, spec, partitioned=False, launch_timeout_s=60.0, progress_label=None)
     assert {info["visible"] for info in outcome.infos} == set(GPU_IDS), outcome.infos
     assert {info["device"] for info in outcome.infos} == {"cuda"}, outcome.infos
+
+    def visible(labels: object, predictions: object) -> float:
+        return float(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    boosted = XGBoostRegressor(features_col=["x"], label_col="y", device="cuda", num_workers=2, eval_metric=visible)
+    model = boosted.setNEstimators(2).fit(line(spark))  # without a GPU XGBoost warns, and takes the CPU
+    assert model.history[0]["visible"] == (4 + 7) / 2, model.history  # XGBoost gives the mean over ranks
+    assert model.transform(line(spark)).count() == 1000
     spark.stop()
 
 

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_fit_transform_save_load_and_errors(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.integration.connect_session", str(tmp_path)]
+@pytest.mark.parametrize("session", ["connect_session", "xgboost_connect_session"])
+def test_fit_transform_save_load_and_errors(session: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"tests.integration.{session}", str(tmp_path)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}  # the nets, on executors
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]

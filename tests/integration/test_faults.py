@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,8 @@ from torch import nn
 
 from sparktrain.errors import GangError, RankFailed, SparktrainError
 from sparktrain.torch import TorchEstimator
+from sparktrain.xgboost import XGBoostRegressor
+from tests.integration.boosts import Fault
 from tests.integration.leftovers import all_training, held, wait_until, workers
 from tests.integration.nets import Faulty, Line
 
@@ -141,3 +144,22 @@ def test_a_killed_spark_daemon_leaves_nothing(spark: SparkSession, line: DataFra
     assert isinstance(fit.error, GangError)
     assert_nothing_left(before)
     estimator(Line()).fit(line)  # the session is as good as before
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("fault", "told"), [("raise", "ValueError: boom in round 2"), ("SIGKILL", "killed by SIGKILL")]
+)
+def test_a_rank_of_xgboost_that_ends_is_named_and_its_pages_go(
+    line: DataFrame, before: set[str], fault: str, told: str, tmp_path: Path
+) -> None:
+    pages = tmp_path / "pages"
+    boosting = XGBoostRegressor(
+        features_col=["x"], label_col="y", external_memory=True, num_workers=2, callbacks=[Fault(fault, str(pages))]
+    )
+    with pytest.raises(RankFailed, match=rf"rank 1 of 2 failed on .*{told}"):
+        boosting.fit(line)
+    seen = pages.read_text().split()
+    assert seen
+    assert wait_until(lambda: not any(Path(page).exists() for page in seen), LEFT_S)
+    assert_nothing_left(before)

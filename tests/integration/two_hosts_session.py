@@ -5,12 +5,20 @@ from __future__ import annotations
 import sys
 
 import torch
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
 from sparktrain.torch import TorchEstimator
+from sparktrain.xgboost import XGBoostRegressor
 from tests.integration.nets import Line
+
+
+def boost(df: DataFrame) -> None:
+    """XGBoost's tracker and its own connections between the hosts."""
+    model = XGBoostRegressor(features_col=["x"], label_col="y", num_workers=2, n_estimators=5).fit(df)
+    assert len(model.history) == 5
+    assert model.transform(df).count() == 1000
 
 
 def main(master: str, driver: str) -> None:
@@ -47,6 +55,7 @@ def main(master: str, driver: str) -> None:
     for p, q in zip(model.getModel().parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
     assert model.transform(df.repartition(8)).count() == 1000
+    boost(df)
     spark.stop()
     print("two hosts: all passed")
 
