@@ -27,6 +27,9 @@ WORKER_SIDE = (
     "sparktrain.shards.tensors",
     "sparktrain.torch.predict",
     "sparktrain.torch.trainer",
+    "sparktrain.xgboost.entry",
+    "sparktrain.xgboost.predict",
+    "sparktrain.xgboost.trainer",
 )
 BLOCK_PYSPARK = "import sys; sys.modules['pyspark'] = None"
 
@@ -41,7 +44,7 @@ def run_python(*statements: str) -> str:
 
 def test_importing_the_packages_imports_no_framework() -> None:
     loaded = run_python(
-        "import sys, sparktrain, sparktrain.torch",
+        "import sys, sparktrain, sparktrain.torch, sparktrain.xgboost",
         "print(sorted({'torch', 'pyspark', 'pyarrow', 'tensorflow', 'xgboost'} & set(sys.modules)))",
     )
     assert loaded == "[]"
