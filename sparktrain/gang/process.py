@@ -133,7 +133,10 @@ class WorkerProcess:
                 cause = "peer"  # how gloo's threads end a process whose peer has gone; if not, it is told all the same
             how = f"was killed by {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
-                how += " (if nobody did: the out-of-memory killer; lower batch_size where there is one, or give executors more memory)"
+                how += (
+                    " (if nobody did: the out-of-memory killer; lower batch_size where there is one, or give executors "
+                    "more memory)"
+                )
         else:
             how = f"ended with exit status {code}"
         return self._report(cause, "WorkerLost", f"the worker process {how}", "")

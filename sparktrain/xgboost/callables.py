@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class GlobalMetric:
 
 
 class QueryMetric:
-    """A callable(labels, predictions) -> number of one query; its mean over the queries of all ranks, by their weights."""
+    """A callable(labels, predictions) -> number of one query; the mean over all ranks' queries, by their weights."""
 
     def __init__(self, function: Metric) -> None:
         self._function = function
@@ -59,7 +60,7 @@ class QueryMetric:
     def __call__(self, predictions: Array, matrix: xgb.DMatrix) -> tuple[str, float]:
         labels, bounds, weights = matrix.get_label(), matrix.get_uint_info("group_ptr"), matrix.get_weight()
         total = np.zeros(2)
-        for query, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for query, (start, stop) in enumerate(pairwise(bounds)):
             weight = float(weights[query]) if len(weights) else 1.0
             total += weight * np.array([self._function(labels[start:stop], predictions[start:stop]), 1.0])
         value, weight = summed(total)
@@ -67,7 +68,7 @@ class QueryMetric:
 
 
 class LocalObjective:
-    """A callable(labels, predictions[, sample_weight]) -> (gradient, hessian) of a rank's rows; without rows, not called."""
+    """A callable(labels, predictions[, sample_weight]) -> (gradient, hessian); not called where a rank has no rows."""
 
     def __init__(self, function: Callable[..., tuple[Array, Array]]) -> None:
         self._function = function

@@ -286,7 +286,8 @@ class XGBoostRanker(BoosterEstimator[XGBoostRankerModel]):
     """Trains an XGBoost ranker on a DataFrame, over XGBoost's own collective.
 
     The rows of a query, which ``qid_col`` names, are on one rank; labels are relevances. ``weight_col`` weighs
-    queries: all rows of one have the same, and XGBoost divides them by their mean on each rank. A fraction as ``validation`` draws whole queries.
+    queries: all rows of one have the same, and XGBoost divides them by their mean on each rank. A fraction as
+    ``validation`` draws whole queries.
 
     Examples
     --------

@@ -75,7 +75,7 @@ def _declared(
         return None if types is None else tuple(types)
     if not scalar:
         raise ParamError(
-            f"feature_types by column are for numeric columns; the features of {columns[0]!r} have no names: give a list"
+            f"feature_types by column are for numeric columns, and {columns[0]!r} names no features: give a list"
         )
     unknown = [name for name in types if name not in columns]
     if unknown:

@@ -206,7 +206,7 @@ class MatrixMaker:
 
 
 def to_gpu(data: Any) -> Any:
-    """A dense batch as a CuPy array, so that XGBoost makes its bins on the device; without CuPy, or sparse, as it is."""
+    """A dense batch as a CuPy array, so that XGBoost makes bins on the device; without CuPy, or sparse, as it is."""
     try:
         import cupy
     except ImportError:

@@ -1,4 +1,4 @@
-"""`XGBoostClassifierModel`, `XGBoostRegressorModel`, `XGBoostRankerModel`: trained boosters as Spark ML transformers."""
+"""The XGBoost models: trained boosters as Spark ML transformers."""
 
 from __future__ import annotations
 

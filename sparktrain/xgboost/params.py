@@ -287,7 +287,7 @@ class HasBoosterColumns(KeywordParams):
     predictionCol = GangParam("prediction_col", "Column of the predicted value.", params.string, "prediction")
     predContribCol = GangParam(
         "pred_contrib_col",
-        "Column of each feature's contribution (SHAP values) and, last, the bias: a vector; a classifier's, or of several "
+        "Column of the SHAP values of each feature and, last, the bias: a vector; of a classifier, or several "
         "targets, an array of such arrays, one a class (for two classes that of the second). By default none.",
         _column,
         None,
@@ -304,8 +304,8 @@ class HasBoosterColumns(KeywordParams):
     )
     importanceType = GangParam(
         "importance_type",
-        "Of feature_importances: 'gain', 'weight', 'cover', 'total_gain', 'total_cover'. By default 'gain', of a linear "
-        "booster 'weight'.",
+        "Of feature_importances: 'gain', 'weight', 'cover', 'total_gain', 'total_cover'. By default 'gain'; of a "
+        "linear booster 'weight'.",
         params.one_of("gain", "weight", "cover", "total_gain", "total_cover"),
         None,
     )

@@ -1,4 +1,4 @@
-"""The README's example, run as a reader runs it."""
+"""The README's examples, run as a reader runs them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.integration
 @pytest.mark.timeout(150)
-def test_the_example_runs(tmp_path: Path) -> None:
-    section = (ROOT / "README.md").read_text().partition("## Example")[2]
+@pytest.mark.parametrize(("heading", "metric"), [("## Example", "val_loss"), ("## XGBoost", "val_logloss")])
+def test_the_examples_run(heading: str, metric: str, tmp_path: Path) -> None:
+    section = (ROOT / "README.md").read_text().partition(f"{heading}\n")[2]
     found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert found is not None
     script = tmp_path / "example.py"
@@ -26,5 +27,5 @@ def test_the_example_runs(tmp_path: Path) -> None:
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "'val_loss'" in done.stdout
+    assert f"'{metric}'" in done.stdout
     assert "|prediction" in done.stdout.replace(" ", "")
