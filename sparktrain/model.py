@@ -36,6 +36,7 @@ except ImportError:  # before Spark 4.1
     arrow_udf = None  # type: ignore[assignment]
 
 RESULT = "__sparktrain_result"
+NAMING_KEYWORDS = ("output_cols", "prediction_col", "probability_col", "raw_prediction_col")
 VECTOR_VALUES = ArrayType(DoubleType(), containsNull=False)
 
 
@@ -207,9 +208,10 @@ class GangModel(Model, KeywordParams):
         for field in fields:
             if (known := taken.get(field.name.casefold())) is not None:
                 shown = "" if known == field.name else f" as {known!r}"
+                names = [name for name in NAMING_KEYWORDS if name in self._keywords]
                 raise ColumnError(
                     f"transform would append column {field.name!r}, which the DataFrame already has{shown}; "
-                    "drop it, or set output_cols / prediction_col / probability_col / raw_prediction_col"
+                    f"drop it, or set {' / '.join(names)}"
                 )
             taken[field.name.casefold()] = field.name
         return StructType([*schema.fields, *fields])

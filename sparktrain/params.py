@@ -190,36 +190,39 @@ class KeywordParams(Params):
         return {param: released(value) for param, value in super().extractParamMap(extra).items()}
 
     def __getattr__(self, name: str) -> Any:
-        """A Param by its keyword: ``estimator.num_proc`` is ``estimator.numProc`` (and typed for the accessors)."""
-        param = type(self)._keywords.get(name)
+        """A Param by its keyword or an alias: ``estimator.num_proc`` and ``estimator.numWorkers`` are ``numProc``."""
+        keywords = type(self)._keywords
+        param = keywords.get(name) or next((p for key, p in keywords.items() if camel_case(key) == name), None)
         if param is None or param.name == name:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self, param.name)
 
 
 def _add_accessors(cls: type, param: GangParam) -> None:
-    suffix = param.name[0].upper() + param.name[1:]
-
     def setter(self: P, value: Any) -> P:
         return self._set(**{param.name: value})
 
     def getter(self: KeywordParams) -> Any:
         return self.getOrDefault(param.name)
 
-    for name, accessor, doc in (
-        (f"set{suffix}", setter, f"Set ``{param.keyword}``: {param.doc}"),
-        (f"get{suffix}", getter, f"The value of ``{param.keyword}`` or its default."),
-    ):
-        if name not in vars(cls):
-            accessor.__name__, accessor.__qualname__, accessor.__doc__ = name, f"{cls.__name__}.{name}", doc
-            setattr(cls, name, accessor)
+    setter.__doc__ = f"Set ``{param.keyword}``: {param.doc}"
+    getter.__doc__ = f"The value of ``{param.keyword}`` or its default."
+    for keyword in (param.keyword, *param.aliases):
+        camel = camel_case(keyword)
+        for name, accessor in (
+            (f"set{camel[0].upper()}{camel[1:]}", setter),
+            (f"get{camel[0].upper()}{camel[1:]}", getter),
+        ):
+            if name not in vars(cls):
+                setattr(cls, name, accessor)
 
 
 def _parameters_section(params: list[GangParam]) -> str:
     lines = ["Parameters", "----------"]
     for param in params:
         default = "" if param.default is REQUIRED else f", default {param.default!r}"
-        lines += [f"{param.keyword}{default}", f"    {param.doc}"]
+        also = f", also {', '.join(param.aliases)}" if param.aliases else ""
+        lines += [f"{param.keyword}{also}{default}", f"    {param.doc}"]
     return "\n".join(lines)
 
 

@@ -52,6 +52,11 @@ def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> A
     present = [values for values in parts if values is not None]
     if len(present) < len(parts):
         return None
+    if spec.finite:
+        named = zip(spec.columns, present, strict=True)
+        infinite = [_count_infinite(column.name, flat_rows(values), spec.dtype, faults) for column, values in named]
+        if any(infinite):
+            return None
     if len(present) == 1:
         rows = present[0]
     else:
@@ -91,6 +96,12 @@ def assemble_sparse(spec: TensorSpec, columns: Sequence[pa.Array], faults: Fault
         return None
     if spec.shape is not None and (parts.width,) != spec.shape and len(array):
         raise DataError(f"column {spec.name!r} has vectors of {parts.width} elements, but {spec.shape[0]} are expected")
+    if spec.finite and spec.role == "input":
+        row_of_value = np.repeat(np.arange(len(array)), parts.lengths)
+        count = len(np.unique(row_of_value[np.isinf(_cast(parts.values, spec.dtype))]))
+        faults.add(column.name, INFINITE, count)
+        if count:
+            return None
     positions = parts.positions
     row_of_position = np.repeat(np.flatnonzero(~parts.dense), parts.lengths[~parts.dense])
     unordered = (np.diff(positions) <= 0) & (np.diff(row_of_position) == 0)
@@ -120,6 +131,22 @@ def _shaped(spec: TensorSpec, rows: Array) -> Array:
         f"column {spec.name!r} has rows of shape {rows.shape[1:]} ({prod(rows.shape[1:])} elements), "
         f"but their {declared} shape is {spec.shape} ({prod(spec.shape)} elements)"
     )
+
+
+INFINITE = "rows with values that are infinite or too large for float32 (XGBoost takes none but missing=inf)"
+
+
+def _cast(values: Array, dtype: str) -> Array:
+    with np.errstate(over="ignore"):
+        return values.astype(dtype, copy=False)
+
+
+def _count_infinite(column: str, rows: Array, dtype: str, faults: Faults) -> bool:
+    if rows.dtype.kind != "f":
+        return False
+    count = int(np.count_nonzero(np.isinf(_cast(rows, dtype)).any(axis=1)))
+    faults.add(column, INFINITE, count)
+    return count > 0
 
 
 def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> bool:

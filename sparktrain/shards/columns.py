@@ -244,17 +244,19 @@ class ColumnPlanner:
         shape = (len(columns),) if all(column.kind == "number" for column in columns) else None
         return TensorSpec("+".join(names), "input", columns, wanted.pop(), shape)
 
-    def features(self, names: Sequence[str], keyword: str) -> list[TensorSpec]:
+    def features(self, given: str | Sequence[str], keyword: str, *, finite: bool = False) -> list[TensorSpec]:
         """One float32 row of features: a vector or array column, or numeric columns, where null is NaN.
 
         A vector column gives three tensors, since its rows may be sparse.
         """
+        names = [given] if isinstance(given, str) else given
         columns = tuple(replace(self._column(name, keyword), nullable=True) for name in names)
         if len(columns) == 1 and columns[0].kind == "list":
-            return [TensorSpec(names[0], "input", columns, "float32")]
+            return [TensorSpec(names[0], "input", columns, "float32", finite=finite)]
         if len(columns) == 1 and columns[0].kind == "vector":
             return [
-                TensorSpec(names[0], role, columns, dtype, shape, sparse=True) for role, dtype, shape in _SPARSE_TENSORS
+                TensorSpec(names[0], role, columns, dtype, shape, sparse=True, finite=finite)
+                for role, dtype, shape in _SPARSE_TENSORS
             ]
         for column in columns:
             if column.kind != "number":
@@ -262,7 +264,7 @@ class ColumnPlanner:
                     f"{keyword}: {column.name!r} is {self._describe(column.name)}; expected one vector or array "
                     "column, or numeric columns (VectorAssembler joins vectors and numbers into one vector)"
                 )
-        return [TensorSpec("+".join(names), "input", columns, "float32", (len(columns),))]
+        return [TensorSpec("+".join(names), "input", columns, "float32", (len(columns),), finite=finite)]
 
     def label(self, name: str, kind: LabelKind, dtype: str | None = None, keyword: str = "label_cols") -> TensorSpec:
         """A label: shape (batch,) for a scalar column, (batch, …) for an array or vector."""

@@ -64,6 +64,8 @@ class TensorSpec:
     sparse : bool
         Rows are vectors that may be sparse: the values that are stored lie back to back (`shards.sparse`), and
         the tensors of roles ``length`` and ``position`` follow. `shape` is that of the whole vector.
+    finite : bool
+        True: infinite values, and those beyond `dtype`, are faults.
     argument : str or None
         The argument of the model's ``forward`` that takes it; None: by position.
     """
@@ -77,6 +79,7 @@ class TensorSpec:
     integral: bool = False
     pad: Pad | None = None
     sparse: bool = False
+    finite: bool = False
     argument: str | None = None
 
     def with_shape(self, shape: tuple[int, ...]) -> TensorSpec:

@@ -29,6 +29,13 @@ def up_to_best(booster: xgb.Booster) -> xgb.Booster:
     return cut
 
 
+def to_go_on_from(raw: bytes | bytearray) -> xgb.Booster:
+    """A booster for more rounds, without what its own early stopping has written into it."""
+    booster = of_bytes(raw)
+    booster.set_attr(best_iteration=None, best_score=None)
+    return booster
+
+
 def of_bytes(raw: bytes | bytearray) -> xgb.Booster:
     """A booster from UBJSON or JSON."""
     booster = xgb.Booster()
@@ -47,6 +54,15 @@ def classes_of(booster: xgb.Booster) -> tuple[float, ...]:
     if named is not None:
         return tuple(float(value) for value in json.loads(named))
     return tuple(float(number) for number in range(max(_parameter(booster, "num_class"), 2)))
+
+
+def classifies(objective: str) -> bool:
+    """Whether the margins of an objective are scores of classes."""
+    return objective.startswith(("binary:", "multi:")) or objective == "reg:logistic"
+
+
+def objective_of(booster: xgb.Booster) -> str:
+    return str(_config(booster)["objective"]["name"])
 
 
 def is_linear(booster: xgb.Booster) -> bool:

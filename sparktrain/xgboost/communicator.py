@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,9 @@ def join(gang: Gang, listen_fd: int | None, *, retries: int | None = None) -> It
     own: dict[str, Any] = {"dmlc_task_id": f"{gang.rank:08d}", "dmlc_timeout": timeout_s}
     if retries is not None:
         own["dmlc_retry"] = retries
-    with collective.CommunicatorContext(**arguments, **own):
+    with ExitStack() as stack:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints which task has which rank
+            stack.enter_context(collective.CommunicatorContext(**arguments, **own))
         assert collective.get_rank() == gang.rank, "the tracker sorts by task id"
         yield
     if tracker is not None:  # the others still say goodbye to it, and this process ends with the block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,6 +41,7 @@ from sparktrain.xgboost.params import (
 from sparktrain.xgboost.spec import DEFAULT_OBJECTIVES, NO_GPU, BoosterSpec, Features, Task
 
 M = TypeVar("M", bound=BoosterModel)
+E = TypeVar("E", bound="BoosterEstimator[Any]")
 
 NODE_BYTES = 64
 """About what a node of a tree takes as UBJSON."""
@@ -62,7 +64,9 @@ class BoosterEstimator(
     def _plan(self, schema: StructType) -> ColumnPlan:
         self._check_params()
         planner = ColumnPlanner(schema)
-        tensors = [*planner.features(self._value(self.featuresCol), "features_col"), *self._label_tensors(planner)]
+        finite = not math.isinf(self._value(self.missing))
+        tensors = planner.features(self._value(self.featuresCol), "features_col", finite=finite)
+        tensors += self._label_tensors(planner)
         inputs, label = [column.name for column in tensors[0].columns], self._value(self.labelCol)
         if label in inputs:
             warnings.warn(f"label_col {label!r} is also in features_col: the model is given its answer", stacklevel=4)
@@ -95,6 +99,8 @@ class BoosterEstimator(
         if self._value(self.useGpu) and self.isSet(self.device) and self._value(self.device) != "cuda":
             raise ParamError("use_gpu=True and device='cpu' contradict one another: choose one")
         given = self._booster_params()
+        if str(given.get("tree_method", "")).startswith("gpu_"):
+            raise ParamError(f"tree_method={given['tree_method']!r}: use tree_method='hist' and device='cuda'")
         if self._value(self.externalMemory) and not (
             given.get("tree_method", "auto") in ("auto", "hist") and given.get("booster", "gbtree") != "gblinear"
         ):
@@ -125,6 +131,8 @@ class BoosterEstimator(
         """What XGBoost takes as params: all that was set."""
         own = {name: self._value(getattr(self, camel_case(name))) for name in booster_names()}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        if isinstance(given.get("monotone_constraints"), list):  # XGBoost takes a tuple, which JSON has not
+            given["monotone_constraints"] = tuple(given["monotone_constraints"])
         given["seed"] = self._value(self.seed)
         objective = self._value(self.objective)
         if isinstance(objective, str):
@@ -135,6 +143,14 @@ class BoosterEstimator(
         if names:
             given["eval_metric"] = names
         return {**given, **self._value(self.arbitraryParamsDict)}
+
+    def set_device(self: E, value: str) -> E:
+        """`setDevice`, by the name that xgboost.spark has for it."""
+        return self._set(device=value)
+
+    def set_coll_cfg(self: E, value: Any) -> E:
+        """`setCollCfg`, by the name that xgboost.spark has for it."""
+        return self._set(collCfg=value)
 
     def _device(self) -> str:
         return "cuda" if self._value(self.useGpu) else str(self._value(self.device))
@@ -268,6 +284,16 @@ class XGBoostClassifier(BoosterEstimator[XGBoostClassifierModel], HasProbabiliti
 
     task = "classification"
     model_class = XGBoostClassifierModel
+
+    def _check_params(self) -> None:
+        objective = self._value(self.objective)
+        regresses = isinstance(objective, str) and objective.startswith(("reg:", "rank:", "count:", "survival:"))
+        if regresses and not boosters.classifies(objective):
+            raise ParamError(
+                f"objective={objective!r} is not a classifier's; leave it to the default (binary:logistic or "
+                "multi:softprob, by the number of classes), or use XGBoostRegressor"
+            )
+        super()._check_params()
 
     def _label_tensors(self, planner: ColumnPlanner) -> list[TensorSpec]:
         label = planner.label(self._value(self.labelCol), "float", "float64", keyword="label_col")

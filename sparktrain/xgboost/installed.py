@@ -81,6 +81,18 @@ def booster_names() -> tuple[str, ...]:
     return tuple(sorted(names - DECLARED - STATE))
 
 
+@cache
+def _descriptions() -> Mapping[str, str]:
+    """What the docstring of XGBoost's estimators says of each parameter: its first paragraph."""
+    found = re.findall(r"^ {4}(\w+) ?: [^\n]*\n\n?((?: {5,}[^\n]+\n)+)", xgb.XGBModel.__doc__ or "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def description(name: str) -> str:
+    """One of XGBoost's own parameters in its words."""
+    return _descriptions().get(name, "XGBoost's own; see its documentation.")
+
+
 def _takes(name: str) -> bool:
     objective = {"quantile_alpha": "reg:quantileerror", "expectile_alpha": "reg:expectileerror"}[name]
     try:
@@ -139,4 +151,4 @@ def check_values(params: Mapping[str, Any]) -> None:
 
 def _plain(text: str) -> str:
     """Without the time and source line that XGBoost's messages begin with."""
-    return re.sub(r"^\[[\d:]+\] \S+: ", "", text).replace("\n", " ")
+    return re.sub(r"\s*\n(Objective candidate: )?", ", ", re.sub(r"^\[[\d:]+\] \S+: ", "", text))

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from sparktrain import params, persistence, shipping
 from sparktrain.errors import ParamError
+from sparktrain.estimator import HasGang
 from sparktrain.model import GangModel
 from sparktrain.params import GangParam
 from sparktrain.session import session_of
@@ -25,7 +26,14 @@ from sparktrain.shards.tensors import TensorSpec
 from sparktrain.xgboost import boosters
 from sparktrain.xgboost.foreign import SparkXGBReader
 from sparktrain.xgboost.held import BoosterValue
-from sparktrain.xgboost.params import HasBoosterColumns, HasDevice, HasProbabilities, booster
+from sparktrain.xgboost.params import (
+    HasBoosterColumns,
+    HasBoosterLabels,
+    HasBoosting,
+    HasDevice,
+    HasProbabilities,
+    booster,
+)
 from sparktrain.xgboost.predict import BoosterPredictor, Output
 from sparktrain.xgboost.spec import Task
 
@@ -34,13 +42,16 @@ _DOUBLES = T.ArrayType(T.DoubleType(), containsNull=False)
 _DOUBLES_BY_OUTPUT = T.ArrayType(_DOUBLES, containsNull=False)
 
 
-class BoosterModel(GangModel, HasBoosterColumns, HasDevice, persistence.Saveable):
+class BoosterModel(
+    GangModel, HasGang, HasBoosting, HasBoosterColumns, HasBoosterLabels, HasDevice, persistence.Saveable
+):
     """A booster that appends its predictions to a DataFrame.
 
     Attributes
     ----------
     history : list of dict
-        One a round: ``round``, each metric on the training rows, and their ``val_`` forms.
+        One a round: ``round``, each metric on the training rows, and their ``val_`` forms; the rounds after the best
+        one included. Without eval_metric, validation rows or training_metrics=True there are no metrics.
     """
 
     task: Task
@@ -78,6 +89,16 @@ class BoosterModel(GangModel, HasBoosterColumns, HasDevice, persistence.Saveable
     @property
     def num_features(self) -> int:
         return int(self.get_booster().num_features())
+
+    @property
+    def best_iteration(self) -> int:
+        """The best round, counted from 0; AttributeError without early stopping."""
+        return int(self.get_booster().best_iteration)
+
+    @property
+    def best_score(self) -> float:
+        """The metric after the best round; AttributeError without early stopping."""
+        return float(self.get_booster().best_score)
 
     @property
     def feature_importances(self) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -123,9 +144,19 @@ class BoosterModel(GangModel, HasBoosterColumns, HasDevice, persistence.Saveable
             raise ParamError(
                 f"features_col names {features.shape[0]} columns, but the model was trained on {expected[0]} features"
             )
+        self._check_names([column.name for column in features.columns], scalar=features.columns[0].kind == "number")
         tensors = [replace(features, shape=expected), *parts]
         margin = self._value(self.baseMarginCol)
         return planner.plan([*tensors, *([planner.margin(margin)] if margin else [])])
+
+    def _check_names(self, columns: list[str], *, scalar: bool) -> None:
+        """Numeric columns must be the booster's features by name, where it names them, and in their order."""
+        names = self.get_booster().feature_names
+        if scalar and names is not None and columns != names and self._value(self.featureNames) is None:
+            raise ParamError(
+                f"features_col names {columns}, but the model was trained on {names}, in this order; give it those, "
+                "rename columns, or set feature_names to the model's names to say that they are the same"
+            )
 
     def _outputs(self) -> list[tuple[str, Output, T.DataType]]:
         """Name, kind and type of each appended column; a name may be empty, which leaves it out."""
@@ -151,6 +182,10 @@ class BoosterModel(GangModel, HasBoosterColumns, HasDevice, persistence.Saveable
         rounds = self._value(self.iterationRange) or [0, 0]
         if linear and ("leaves" in kinds or rounds != [0, 0]):
             raise ParamError("leaf_prediction_col and iteration_range are for trees; this model's booster is gblinear")
+        if rounds[1] and rounds[0] >= rounds[1]:
+            raise ParamError(
+                f"iteration_range={tuple(rounds)}: the end must be above the begin, or 0 for the last round"
+            )
         if max(rounds) > trained.num_boosted_rounds():
             raise ParamError(
                 f"iteration_range={tuple(rounds)}, but the model has {trained.num_boosted_rounds()} rounds"
@@ -165,6 +200,7 @@ class BoosterModel(GangModel, HasBoosterColumns, HasDevice, persistence.Saveable
             rounds=(rounds[0], rounds[1]),
             linear=linear,
             device=self._value(self.device),
+            hinge=boosters.objective_of(trained) == "binary:hinge",
         )
 
     def _class_values(self) -> tuple[float, ...] | None:
@@ -234,6 +270,9 @@ class XGBoostClassifierModel(BoosterModel, HasProbabilities):
         return len(self.classes)
 
     def _class_values(self) -> tuple[float, ...]:
+        objective = boosters.objective_of(self.get_booster())
+        if not boosters.classifies(objective):
+            raise ParamError(f"the booster's objective, {objective!r}, gives no classes: use XGBoostRegressorModel")
         return self.classes
 
     def _outputs(self) -> list[tuple[str, Output, T.DataType]]:

@@ -16,7 +16,7 @@ from sparktrain import params
 from sparktrain.errors import ParamError
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.xgboost import boosters
-from sparktrain.xgboost.installed import booster_names
+from sparktrain.xgboost.installed import booster_names, description
 
 ALIASES = {
     "learning_rate": ("eta",),
@@ -37,6 +37,11 @@ REFUSED = {
     "group": "name the column: qid_col",
     "qid": "name the column: qid_col",
     "output_margin": "margins are in raw_prediction_col",
+    "gpu_id": "device='cuda' takes the GPU that Spark assigns",
+    "predictor": "device says where to predict",
+    "use_label_encoder": "labels are any numbers",
+    "verbose_eval": "read model.history; verbose=1 shows a progress bar",
+    "thresholds": "predictions are those of the largest probability",
 }
 
 
@@ -79,7 +84,11 @@ def booster(value: Any) -> xgb.Booster:
     """Converter of a Param that holds a booster: a Booster, a fitted estimator of XGBoost's or model of ours."""
     if hasattr(value, "get_booster"):
         try:
+            classes = getattr(value, "classes", None)
             value = boosters.up_to_best(value.get_booster())
+            if classes and boosters.classes_of(value) != tuple(classes):  # named by class_labels
+                value = boosters.of_bytes(value.save_raw("ubj"))
+                boosters.name_classes(value, list(classes))
         except (ParamError, ValueError, TypeError, AttributeError):
             raise ValueError("a fitted model") from None
     if not isinstance(value, xgb.Booster):
@@ -91,6 +100,10 @@ def _missing(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise ValueError("a number, NaN included")
     return float(value)
+
+
+def _features(value: Any) -> str | list[str]:
+    return value if isinstance(value, str) and value else params.column_names(value)
 
 
 def _column(value: Any) -> str:
@@ -144,9 +157,7 @@ HasBoosterParams: Any = type(
         "__doc__": "XGBoost's own parameters.",
         "__module__": __name__,
         **{
-            params.camel_case(name): GangParam(
-                name, "XGBoost's own; see its documentation.", _own, None, aliases=ALIASES.get(name, ())
-            )
+            params.camel_case(name): GangParam(name, description(name), _own, None, aliases=ALIASES.get(name, ()))
             for name in booster_names()
         },
     },
@@ -195,7 +206,13 @@ class HasBoosting(HasBoosterParams):  # type: ignore[misc]
         [],
         by_value=True,
     )
-    xgbModel = GangParam("xgb_model", "A Booster, or a fitted model, to go on from.", booster, None, by_value=True)
+    xgbModel = GangParam(
+        "xgb_model",
+        "A Booster, or a fitted model, to go on from; n_estimators are added to its rounds.",
+        booster,
+        None,
+        by_value=True,
+    )
     seed = GangParam("seed", "Seeds sampling and the validation draw.", params.integer(0), 0, aliases=("random_state",))
     useGpu = GangParam("use_gpu", "True: device='cuda'.", params.boolean, False)
     featureTypes = GangParam(
@@ -261,8 +278,8 @@ class HasBoosterColumns(KeywordParams):
         "features_col",
         "One vector or array column, or a list of numeric columns. A null number is missing. XGBoost "
         "computes in float32.",
-        params.column_names,
-        ["features"],
+        _features,
+        "features",
         aliases=("feature_cols", "features_cols"),
     )
     missing = GangParam(

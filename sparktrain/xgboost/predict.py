@@ -47,6 +47,8 @@ class BoosterPredictor:
         Whether it is a linear booster.
     device : str
         ``cuda``: the task's GPU where Spark assigns one, else the CPU.
+    hinge : bool
+        Whether margins say which class, and nothing of how likely: probabilities are 0 and 1.
     """
 
     booster_file: str
@@ -57,6 +59,7 @@ class BoosterPredictor:
     rounds: tuple[int, int]
     linear: bool
     device: str
+    hinge: bool = False
 
     def __call__(self, inputs: list[Any]) -> list[pa.Array]:
         features, *margins = inputs
@@ -106,6 +109,8 @@ class BoosterPredictor:
             flat = values.ndim == 1 or values.shape[1] == 1
             return {"prediction": list_column(values.reshape(-1) if flat else values)}
         raw, probability = classified(predicted)
+        if self.hinge:
+            probability = np.stack([raw[:, 1] <= 0, raw[:, 1] > 0], axis=1).astype(np.float64)
         classes = np.asarray(self.classes)
         return {
             "raw": vector_column(raw),

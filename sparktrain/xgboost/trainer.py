@@ -101,8 +101,11 @@ class Trainer:
         self._train_rows, self._val_rows = self._split()
         self._check_rows()
         self._features, self.width = features_of(shard)
-        if spec.features.types is not None and len(spec.features.types) != self.width:
-            raise DataError(f"feature_types has {len(spec.features.types)} entries for {self.width} features")
+        features = spec.features
+        per_feature = {"types": features.types, "names": features.names, "weights": features.weights}
+        for name, given in per_feature.items():
+            if given is not None and len(given) != self.width:
+                raise DataError(f"feature_{name} has {len(given)} entries for {self.width} features")
         self.classes = self._class_values() if spec.task == "classification" else None
         self.history: list[dict[str, float]] = []
 
@@ -151,6 +154,8 @@ class Trainer:
             evals.append((maker.make(self._rows(self._val_rows), VALIDATION, ref=training), VALIDATION))
         evaluated: dict[str, dict[str, list[float]]] = {}
         given = self._objects.get("xgb_model")
+        start = None if given is None else boosters.to_go_on_from(given)
+        before = 0 if start is None else start.num_boosted_rounds()
         booster = xgb.train(
             params,
             training,
@@ -161,10 +166,9 @@ class Trainer:
             early_stopping_rounds=spec.early_stopping_rounds,
             evals_result=evaluated,
             verbose_eval=False,
-            xgb_model=None if given is None else bytearray(given),
+            xgb_model=start,
             callbacks=self._callbacks(),
         )
-        before = 0 if given is None else boosters.of_bytes(given).num_boosted_rounds()
         self.history = history(evaluated, booster.num_boosted_rounds() - before)
         booster = boosters.up_to_best(booster)
         if self.classes is not None:
@@ -172,7 +176,7 @@ class Trainer:
         return booster
 
     def _params(self) -> dict[str, Any]:
-        params = {**self._spec.params, "nthread": self._threads, "device": self._device}
+        params = {**self._spec.params, "nthread": self._threads, "device": self._device, **self._constraints()}
         if self.classes is None:
             params.setdefault("objective", DEFAULT_OBJECTIVES[self._spec.task])
             return params
@@ -181,6 +185,28 @@ class Trainer:
         if str(params["objective"]).startswith("multi:"):
             params["num_class"] = len(self.classes)
         return params
+
+    def _constraints(self) -> dict[str, Any]:
+        """Constraints as XGBoost takes them: by name where the features have names; checked for their number."""
+        names, params = self._spec.features.names, self._spec.params
+        monotone, interaction = params.get("monotone_constraints"), params.get("interaction_constraints")
+        found: dict[str, Any] = {}
+        if isinstance(monotone, (tuple, list)) and len(monotone) != self.width:
+            raise DataError(f"monotone_constraints has {len(monotone)} entries for {self.width} features")
+        by_name = [*monotone] if isinstance(monotone, Mapping) else []
+        if isinstance(interaction, (list, tuple)):
+            groups_of = [
+                [names[one] if names and isinstance(one, int) else one for one in group] for group in interaction
+            ]
+            by_name += [one for group in groups_of for one in group if isinstance(one, str)]
+            found["interaction_constraints"] = groups_of
+        unknown = [one for one in by_name if one not in (names or ())]
+        if unknown:
+            known = (
+                f"the features are {list(names)}" if names else "the features have no names (feature_names gives some)"
+            )
+            raise DataError(f"constraints name {unknown[0]!r}, but {known}")
+        return found
 
     def _maker(self, params: Mapping[str, Any]) -> MatrixMaker:
         features = self._spec.features

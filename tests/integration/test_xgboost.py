@@ -312,6 +312,38 @@ def test_a_user_error_in_a_callable_is_told_with_its_traceback(df: DataFrame) ->
         XGBoostRegressor(features_col="features", label_col="y", eval_metric=faulty, **COMMON).fit(df)
 
 
+def test_constraints_by_position_and_by_name(df: DataFrame, tmp_path: Path) -> None:
+    estimator = XGBoostRegressor(
+        features_col=["a", "c"],
+        label_col="y",
+        monotone_constraints=(-1, 0),
+        interaction_constraints=[[0], [1]],
+        **COMMON,
+    )
+    estimator.save(str(tmp_path / "estimator"))
+    by_name = estimator.copy().setMonotoneConstraints({"a": -1}).setInteractionConstraints([["a"], ["c"]])
+    found = [
+        column(one.fit(df).transform(df), "prediction")
+        for one in (estimator, XGBoostRegressor.load(str(tmp_path / "estimator")), by_name)
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    free = estimator.copy().setMonotoneConstraints((0, 0)).fit(df).transform(df)
+    assert np.abs(column(free, "prediction") - found[0]).max() > 0.1
+
+
+def test_going_on_from_a_model_that_stopped_early(df: DataFrame) -> None:
+    noisy = df.withColumn("noise", F.xxhash64("id") % 2)
+    common = {**COMMON, "features_col": "features", "label_col": "noise", "learning_rate": 0.9}
+    first = XGBoostRegressor(**{**common, "n_estimators": 40}, validation=0.3, early_stopping_rounds=2).fit(noisy)
+    rounds = first.get_booster().num_boosted_rounds()
+    assert first.best_iteration == rounds - 1 < 39
+    for start in (first, first.get_booster()):
+        on = XGBoostRegressor(**common, xgb_model=start).fit(noisy)
+        assert on.get_booster().num_boosted_rounds() == rounds + 8
+    assert first.best_iteration == rounds - 1
+
+
 def test_going_on_from_a_model_and_callbacks(df: DataFrame, tmp_path: Path) -> None:
     first = XGBoostClassifier(features_col="features", label_col="kind", **COMMON).fit(df)
     whole = XGBoostClassifier(features_col="features", label_col="kind", **{**COMMON, "n_estimators": 16}).fit(df)
@@ -353,6 +385,19 @@ def test_boosters_of_others_become_models(
         booster.inplace_predict(frame[NAMES].to_numpy(np.float32)),
         atol=1e-6,
     )
+    named = xgb.train({}, xgb.DMatrix(frame[NAMES], frame["y"]), 2)
+    for names, text in (
+        (["b0", "a", "c"], "in this order"),
+        (["a", "c"], "names 2 columns, but the model was trained on 3"),
+    ):
+        with pytest.raises(ParamError, match=text):
+            XGBoostRegressorModel(model=named, features_col=names).transform(df)
+    said = XGBoostRegressorModel(model=named, features_col=["a", "b0", "c"], feature_names=NAMES).transform(df)
+    np.testing.assert_allclose(column(said, "prediction"), named.predict(xgb.DMatrix(frame[NAMES])), atol=1e-6)
+    with pytest.raises(ParamError, match=r"iteration_range=\(2, 1\): the end must be above the begin"):
+        XGBoostRegressorModel(model=named, features_col=["a", "b", "c"], iteration_range=(2, 1)).transform(df)
+    with pytest.raises(ParamError, match="the booster's objective, 'reg:squarederror', gives no classes"):
+        XGBoostClassifierModel(model=named, features_col=["a", "b", "c"]).transform(df)
     with pytest.raises(ParamError, match="model: expected a fitted model"):
         XGBoostRegressorModel(model=xgb.XGBRegressor())
     with pytest.raises(ParamError, match="class_labels has 2 values, but the booster has 3 classes"):
@@ -394,6 +439,11 @@ def test_a_script_of_xgboost_spark_changes_its_import_only(df: DataFrame, tmp_pa
     np.testing.assert_allclose(column(ours.transform(rows), "q"), column(theirs.transform(rows), "q"), atol=1e-5)
     np.testing.assert_allclose(column(ours.transform(rows), "shap"), column(theirs.transform(rows), "shap"), atol=1e-5)
     estimator = XGBoostClassifier(**keywords)
+    assert estimator.getNumWorkers() == 2
+    assert estimator.validationIndicatorCol is estimator.validation
+    assert estimator.getFeaturesCol() == "features"
+    assert estimator.set_device("cpu").getDevice() == "cpu"
+    assert ours.getMaxDepth() == 4
     grid = ParamGridBuilder().addGrid(estimator.max_depth, [1, 2]).build()
     assert [estimator.copy(params).getMaxDepth() for params in grid] == [1, 2]
 
@@ -458,6 +508,7 @@ def test_external_memory_leaves_no_files(df: DataFrame, frame: pd.DataFrame, tmp
         ),
         ({"early_stopping_rounds": 3}, ParamError, "early_stopping_rounds needs validation rows"),
         ({"enable_sparse_data_optim": True}, ParamError, "set missing=0.0 (it is nan)"),
+        ({"tree_method": "gpu_hist"}, ParamError, "use tree_method='hist' and device='cuda'"),
         ({"device": "cuda:1"}, ParamError, "device: expected 'cpu' or 'cuda' (which GPU is Spark's to say"),
         ({"device": "cuda"}, GangError, "Spark assigns this gang's tasks no GPU"),
         ({"launch_tracker_on_driver": True}, ParamError, "launch_tracker_on_driver: expected False"),
@@ -495,6 +546,16 @@ def test_what_rows_show_to_be_wrong(df: DataFrame) -> None:
         classifier.copy().setLabelCol("features").fit(df)
     with pytest.raises(DataError, match="the DataFrame has no rows"):
         classifier.fit(df.limit(0))
+    with pytest.raises(ParamError, match="objective='reg:squarederror' is not a classifier's"):
+        classifier.copy().setObjective("reg:squarederror").fit(df)
+    regressor = XGBoostRegressor(features_col=["a", "c"], label_col="y", **COMMON)
+    huge = df.withColumn("a", F.when(F.col("id") == 7, 1e300).otherwise(F.col("a")))
+    with pytest.raises(DataError, match="column 'a': 1 rows with values that are infinite or too large for float32"):
+        regressor.fit(huge)
+    with pytest.raises(DataError, match="monotone_constraints has 3 entries for 2 features"):
+        regressor.copy().setMonotoneConstraints((1, 0, 0)).fit(df)
+    with pytest.raises(DataError, match=r"constraints name 'zz', but the features are \['a', 'c'\]"):
+        regressor.copy().setInteractionConstraints([["zz"]]).fit(df)
     with pytest.warns(UserWarning, match='XGBoost does not use "rate_drop" with the other parameters'):
         XGBoostRegressor(features_col=["a"], label_col="y", rate_drop=0.1, **COMMON).fit(df)
     with pytest.raises(ParamError, match="features_col names 1 columns, but the model was trained on 2 features"):

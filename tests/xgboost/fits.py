@@ -187,6 +187,7 @@ def raises(rank: int, world: int) -> dict[str, str]:
         "binary of three": said("classification", [0.0, 1, 2, 2], {"params": {"objective": "binary:logistic"}}),
         "new class": said("classification", [0.0, 1, 2, 2], {"classes": (0.0, 1.0)}),
         "types": said("regression", one, {"types": ("c",)}),
+        "names": said("regression", one, {"names": ("a",)}),
         "query on two ranks": said("ranking", one, {"dealt": False}, group=np.array([1, 1, 2, 2]) + rank),
         "weights in a query": said(
             "ranking", one, group=np.array([1, 1, 2, 2]), weight=np.array([1, 2, 3, 3], np.float32)

@@ -128,4 +128,4 @@ def test_params_of_an_xgboost_spark_model() -> None:
         "paramMap": {"features_cols": ["a", "b"], "predictionCol": "p", "pred_contrib_col": "", "max_depth": 3},
     }
     found = keywords(XGBoostClassifierModel, metadata)
-    assert found == {"features_col": ["a", "b"], "prediction_col": "p"}
+    assert found == {"features_col": ["a", "b"], "prediction_col": "p", "max_depth": 3, "num_proc": 1}

@@ -75,6 +75,14 @@ def test_margins_are_added(booster: xgb.Booster) -> None:
     np.testing.assert_allclose(values(raw), expected, atol=1e-6)
 
 
+def test_a_hinge_gives_no_likelihood(booster: xgb.Booster) -> None:
+    raw, probability, prediction = predictor(("raw", "probability", "prediction"), hinge=True, classes=(2.0, 7.0))(
+        [ROWS]
+    )
+    assert set(values(probability).ravel()) <= {0.0, 1.0}
+    np.testing.assert_array_equal(values(prediction) == 7, values(raw)[:, 1] > 0)
+
+
 def test_probabilities_of_far_margins_are_finite() -> None:
     raw, probability = classified(np.array([-1000.0, 0.0, 1000.0]))
     assert raw.tolist() == [[1000, -1000], [0, 0], [-1000, 1000]]

@@ -90,6 +90,7 @@ def test_rows_that_cannot_be_trained_on_are_told_on_every_rank(tmp_path: Path) -
         assert said["no drawn rows"].startswith("DataError: validation=1e-09 holds out none of 8 rows")
         assert "3 classes, but objective='binary:logistic' is for two" in said["binary of three"]
         assert "label_col has values [2.0], which xgb_model's classes [0.0, 1.0] lack" in said["new class"]
+        assert said["names"] == "DataError: feature_names has 1 entries for 2 features"
         assert said["types"] == "DataError: feature_types has 1 entries for 2 features"
         assert "1 queries have rows in several partitions (query 2, for one)" in said["query on two ranks"]
         assert "the rows of 1 have several (query 1, for one)" in said["weights in a query"]
