@@ -107,7 +107,7 @@ def test_the_documentation_comes_from_the_declarations() -> None:
     assert list(signature.parameters) == ["bread_col", "browning", "recipe", "toast_slots"]
     assert signature.parameters["toast_slots"].default == 2
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in signature.parameters.values())
-    assert "toast_slots, default 2\n    Slices at a time." in inspect.cleandoc(Toaster.__doc__ or "")
+    assert "toast_slots, also num_slices, default 2\n    Slices at a time." in inspect.cleandoc(Toaster.__doc__ or "")
     assert Toaster.setToastSlots.__doc__ == "Set ``toast_slots``: Slices at a time."
 
 

@@ -19,6 +19,10 @@ MODELS = {
 }
 
 
+OF_ITS_OWN = frozenset({"launch_tracker_on_driver", "coll_cfg", "force_repartition", "repartition_random_shuffle"})
+"""Params about how ``xgboost.spark`` trained, which say nothing of the model."""
+
+
 class SparkXGBReader(persistence.Reader):
     """Reads what ours wrote, and what ``xgboost.spark`` wrote of the same task."""
 
@@ -49,7 +53,7 @@ def keywords(cls: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         keyword = by_name.get(name) or (cls._keywords[name].keyword if name in cls._keywords else None)
         plain = value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
-        if keyword is not None and plain:
+        if keyword is not None and plain and keyword not in OF_ITS_OWN:
             found[keyword] = value
     return found
 

@@ -124,7 +124,13 @@ def test_what_a_booster_tells() -> None:
 
 def test_params_of_an_xgboost_spark_model() -> None:
     metadata = {
-        "defaultParamMap": {"featuresCol": "features", "features_cols": [], "missing": float("nan"), "num_workers": 1},
+        "defaultParamMap": {
+            "launch_tracker_on_driver": True,
+            "featuresCol": "features",
+            "features_cols": [],
+            "missing": float("nan"),
+            "num_workers": 1,
+        },
         "paramMap": {"features_cols": ["a", "b"], "predictionCol": "p", "pred_contrib_col": "", "max_depth": 3},
     }
     found = keywords(XGBoostClassifierModel, metadata)
