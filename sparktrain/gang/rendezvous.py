@@ -174,8 +174,8 @@ def _collect(listener: socket.socket, secret: bytes, own: str, ranks: int, deadl
             with complete:
                 reports[rank] = text
                 complete.notify_all()
-                if not complete.wait_for(lambda: len(reports) == ranks, deadline - time.monotonic()):
-                    return
+            if not answering.wait(max(deadline - time.monotonic(), 0)):
+                return
             connection.send_bytes(json.dumps([reports[number] for number in range(ranks)]).encode())
             with complete:
                 told.add(rank)
@@ -190,18 +190,22 @@ def _collect(listener: socket.socket, secret: bytes, own: str, ranks: int, deadl
                 threading.Thread(target=_quietly, args=(serve, connection), daemon=True).start()
 
     told: set[int] = set()
-    closing = threading.Event()
+    closing, answering = threading.Event(), threading.Event()
     listener.settimeout(ACCEPT_S)
     accepting = threading.Thread(target=_quietly, args=(accept,), daemon=True, name="sparktrain-reports")
     accepting.start()
     try:
         with complete:
-            if not complete.wait_for(lambda: len(told) == ranks - 1, deadline - time.monotonic()):
+            if not complete.wait_for(lambda: len(reports) == ranks, deadline - time.monotonic()):
                 raise TimeoutError
-    finally:
+    finally:  # before any rank is answered: its worker's next connection is for rank 0's worker
         closing.set()
         accepting.join()
         listener.settimeout(None)
+    answering.set()
+    with complete:
+        if not complete.wait_for(lambda: len(told) == ranks - 1, deadline - time.monotonic()):
+            raise TimeoutError
     return [reports[number] for number in range(ranks)]
 
 

@@ -96,6 +96,23 @@ def test_strangers_neither_stop_the_ranks_nor_learn_anything(listener: socket.so
             stranger.close()
 
 
+def test_a_connection_made_right_after_the_meeting_is_for_rank_0_s_worker() -> None:
+    for _ in range(20):
+        all_gather = fake_all_gather(2)
+        with listen("127.0.0.1") as listener, ThreadPoolExecutor(1) as pool:
+            host, port = listener.getsockname()
+            leader = Meeting(BarrierView(0, (host, host), all_gather(0)), Card(host, port, "cpu"), listener)
+            met = pool.submit(leader.finish, report_of(0), WAIT_S, 60.0)
+            other = Meeting(BarrierView(1, (host, host), all_gather(1)), Card(host, 0, "cpu"), None)
+            other.finish(report_of(1), WAIT_S, 60.0)
+            with socket.create_connection((host, port), timeout=WAIT_S) as asking:
+                met.result(WAIT_S)
+                listener.settimeout(WAIT_S)
+                accepted, address = listener.accept()
+                with accepted:
+                    assert address == asking.getsockname()
+
+
 def test_mixed_devices_are_an_error_on_every_rank(listener: socket.socket) -> None:
     for one in meet_all(listener, ("cuda", "cpu", "cpu")):
         with pytest.raises(GangError, match="rank 0: cuda, rank 2: cpu"):
