@@ -42,7 +42,7 @@ def read_rows(spark: SparkSession, directory: Path, partitions: int) -> DataFram
     return df
 
 
-def start_spark(name: str) -> SparkSession:
+def start_spark(name: str, *, reuse: bool = True) -> SparkSession:
     warnings.filterwarnings("ignore", category=FutureWarning)
     spark = (
         SparkSession.builder.master(f"local[{CORES}]")
@@ -50,6 +50,7 @@ def start_spark(name: str) -> SparkSession:
         .config("spark.driver.memory", "4g")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.python.worker.reuse", str(reuse).lower())
         .config("spark.executorEnv.OMP_NUM_THREADS", "1")  # of XGBoost, in every Python worker that predicts
         .getOrCreate()
     )

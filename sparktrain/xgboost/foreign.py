@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from sparktrain import persistence
 from sparktrain.errors import PersistenceError
+from sparktrain.xgboost import boosters
 
 MODELS = {
     "SparkXGBClassifierModel": "XGBoostClassifierModel",
@@ -38,7 +39,10 @@ class SparkXGBReader(persistence.Reader):
             raise PersistenceError(f"{path} holds a {metadata['class']}; {hint}")
         instance = self._cls(**keywords(self._cls, metadata))
         instance._resetUid(metadata["uid"])
-        instance._fitted(booster_json(spark, path), [])
+        trained = boosters.of_bytes(
+            booster_json(spark, path)
+        )  # with the rounds after the best one, which it leaves out
+        instance._fitted(bytes(boosters.up_to_best(trained).save_raw("ubj")), [])
         return instance
 
 

@@ -425,10 +425,10 @@ def test_a_script_of_xgboost_spark_changes_its_import_only(df: DataFrame, tmp_pa
         "launch_tracker_on_driver": False,
         "device": "cpu",
         "max_bin": 64,
-        "early_stopping_rounds": 5,
+        "early_stopping_rounds": 2,
         "eval_metric": "logloss",
         "verbose": False,
-        **SETTINGS,
+        **{**SETTINGS, "n_estimators": 40, "learning_rate": 0.9},
     }
     rows = df.withColumn("held", F.col("id") % 5 == 0).withColumn("flag", (F.col("flag") > 2).cast("int"))
     theirs = SparkXGBClassifier(**keywords).fit(rows)
@@ -449,6 +449,8 @@ def test_a_script_of_xgboost_spark_changes_its_import_only(df: DataFrame, tmp_pa
 
     theirs.write().overwrite().save(str(tmp_path / "classifier"))
     loaded = XGBoostClassifierModel.load(str(tmp_path / "classifier"))
+    assert loaded.get_booster().num_boosted_rounds() == theirs.get_booster().best_iteration + 1
+    assert loaded.get_booster().num_boosted_rounds() < theirs.get_booster().num_boosted_rounds()
     np.testing.assert_allclose(column(loaded.transform(rows), "q"), column(theirs.transform(rows), "q"), atol=1e-6)
     regressor = SparkXGBRegressor(features_col=NAMES, label_col="y", num_workers=2, **SETTINGS).fit(df)
     regressor.save(str(tmp_path / "regressor"))
