@@ -151,8 +151,9 @@ def test_a_killed_spark_daemon_leaves_nothing(spark: SparkSession, line: DataFra
     ("fault", "told"), [("raise", "ValueError: boom in round 2"), ("SIGKILL", "killed by SIGKILL")]
 )
 def test_a_rank_of_xgboost_that_ends_is_named_and_its_pages_go(
-    line: DataFrame, before: set[str], fault: str, told: str, tmp_path: Path
+    line: DataFrame, fault: str, told: str, tmp_path: Path
 ) -> None:
+    before = held()  # tests above have ended Spark's daemon: the next one listens elsewhere
     pages = tmp_path / "pages"
     boosting = XGBoostRegressor(
         features_col=["x"], label_col="y", external_memory=True, num_workers=2, callbacks=[Fault(fault, str(pages))]
