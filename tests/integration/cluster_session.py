@@ -170,16 +170,16 @@ def executor_killed(directory: Path) -> None:
 def executors() -> list[psutil.Process]:
     return [
         process
-        for process in psutil.process_iter()
-        if process.name() == "java"
-        and process.environ().get(TEST_ID) == os.environ[TEST_ID]
-        and any("CoarseGrainedExecutorBackend" in word for word in process.cmdline())
+        for process in psutil.process_iter(["name", "environ", "cmdline"])  # None of what ends meanwhile
+        if process.info["name"] == "java"
+        and (process.info["environ"] or {}).get(TEST_ID) == os.environ[TEST_ID]
+        and any("CoarseGrainedExecutorBackend" in word for word in process.info["cmdline"] or ())
     ]
 
 
 def python_held() -> set[str]:
     """What is held by others than JVMs: Spark starts another executor with ports of its own."""
-    jvms = {str(process.pid) for process in psutil.process_iter() if process.name() == "java"}
+    jvms = {str(process.pid) for process in psutil.process_iter(["name"]) if process.info["name"] == "java"}
     return {one for one in held() if one.split()[0] not in jvms}
 
 
