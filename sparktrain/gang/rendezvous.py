@@ -168,7 +168,7 @@ def _collect(listener: socket.socket, secret: bytes, own: str, ranks: int, deadl
 
     def serve(connection: Connection) -> None:
         with connection:
-            if not _authenticated(connection, secret, answer_first=False):
+            if not _authenticated(connection, secret, time.monotonic() + GREETING_S, answer_first=False):
                 return
             rank, text = json.loads(_received(connection, time.monotonic() + GREETING_S))
             with complete:
@@ -215,7 +215,9 @@ def _hand_in(endpoint: tuple[str, int], secret: bytes, rank: int, text: str, dea
         made = socket.create_connection(endpoint, max(deadline - time.monotonic(), 0.1))
         made.setblocking(True)
         with Connection(made.detach()) as connection:
-            if not _authenticated(connection, secret, answer_first=True):
+            if not connection.poll(max(deadline - time.monotonic(), 0)):
+                raise TimeoutError  # rank 0 greets when its own shard is there
+            if not _authenticated(connection, secret, deadline, answer_first=True):
                 raise PeerGoneError("rank 0's address answers, but not as rank 0 would")
             connection.send_bytes(json.dumps([rank, text]).encode())
             reports: list[str] = json.loads(_received(connection, deadline))
@@ -228,12 +230,12 @@ def _hand_in(endpoint: tuple[str, int], secret: bytes, rank: int, text: str, dea
         ) from error
 
 
-def _authenticated(connection: Connection, secret: bytes, *, answer_first: bool) -> bool:
+def _authenticated(connection: Connection, secret: bytes, deadline: float, *, answer_first: bool) -> bool:
     """Both sides show that they know the secret, and don't tell it (the standard library's challenge, HMAC)."""
     steps = [answer_challenge, deliver_challenge]
     try:
         for step in steps if answer_first else reversed(steps):
-            if step is answer_challenge and not connection.poll(GREETING_S):
+            if step is answer_challenge and not connection.poll(max(deadline - time.monotonic(), 0)):
                 return False
             step(connection, secret)
     except AuthenticationError:

@@ -3,6 +3,7 @@
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from sparktrain.errors import GangError, GangTimeout
+from sparktrain.gang import rendezvous
 from sparktrain.gang.rendezvous import BarrierView, Card, Meeting, PeerGoneError, host_of, listen
 from sparktrain.gang.spec import Gang
 from sparktrain.shards.spool import SpoolReport
@@ -111,6 +113,20 @@ def test_a_connection_made_right_after_the_meeting_is_for_rank_0_s_worker() -> N
                 accepted, address = listener.accept()
                 with accepted:
                     assert address == asking.getsockname()
+
+
+def test_a_rank_0_that_spools_longer_than_a_stranger_may_stay(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "GREETING_S", 0.2)
+    all_gather = fake_all_gather(2)
+    host, port = listener.getsockname()
+    leader = Meeting(BarrierView(0, (host, host), all_gather(0)), Card(host, port, "cpu"), listener)
+    other = Meeting(BarrierView(1, (host, host), all_gather(1)), Card(host, 0, "cpu"), None)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.finish, report_of(1), WAIT_S, 60.0)
+        time.sleep(1.0)
+        assert leader.finish(report_of(0), WAIT_S, 60.0)[1] == waiting.result(WAIT_S)[1]
 
 
 def test_mixed_devices_are_an_error_on_every_rank(listener: socket.socket) -> None:
