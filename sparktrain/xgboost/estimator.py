@@ -38,7 +38,7 @@ from sparktrain.xgboost.params import (
     HasDevice,
     HasProbabilities,
 )
-from sparktrain.xgboost.spec import DEFAULT_OBJECTIVES, NO_GPU, BoosterSpec, Features, Task
+from sparktrain.xgboost.spec import DEFAULT_OBJECTIVES, NO_GPU, BoosterSpec, Features, Task, is_quantised
 
 M = TypeVar("M", bound=BoosterModel)
 E = TypeVar("E", bound="BoosterEstimator[Any]")
@@ -101,9 +101,7 @@ class BoosterEstimator(
         given = self._booster_params()
         if str(given.get("tree_method", "")).startswith("gpu_"):
             raise ParamError(f"tree_method={given['tree_method']!r}: use tree_method='hist' and device='cuda'")
-        if self._value(self.externalMemory) and not (
-            given.get("tree_method", "auto") in ("auto", "hist") and given.get("booster", "gbtree") != "gblinear"
-        ):
+        if self._value(self.externalMemory) and not is_quantised(given):
             raise ParamError("external_memory=True is for trees with tree_method='hist'")
         if self._value(self.weightCol):
             for keyword, function in self._callables().items():
@@ -151,9 +149,6 @@ class BoosterEstimator(
     def set_coll_cfg(self: E, value: Any) -> E:
         """`setCollCfg`, by the name that xgboost.spark has for it."""
         return self._set(collCfg=value)
-
-    def _device(self) -> str:
-        return "cuda" if self._value(self.useGpu) else str(self._value(self.device))
 
     def _payload(self, plan: ColumnPlan, schema: StructType) -> Payload:
         validation, objective = self._value(self.validation), self._value(self.objective)

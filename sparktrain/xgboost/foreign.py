@@ -39,9 +39,7 @@ class SparkXGBReader(persistence.Reader):
             raise PersistenceError(f"{path} holds a {metadata['class']}; {hint}")
         instance = self._cls(**keywords(self._cls, metadata))
         instance._resetUid(metadata["uid"])
-        trained = boosters.of_bytes(
-            booster_json(spark, path)
-        )  # with the rounds after the best one, which it leaves out
+        trained = boosters.of_bytes(booster_json(spark, path))  # it has the rounds after the best one too
         instance._fitted(bytes(boosters.up_to_best(trained).save_raw("ubj")), [])
         return instance
 

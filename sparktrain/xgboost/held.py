@@ -9,6 +9,7 @@ import xgboost as xgb
 
 from sparktrain import persistence
 from sparktrain.held import HeldValue
+from sparktrain.xgboost import boosters
 
 BOOSTER = "sparktrain.booster"
 
@@ -20,11 +21,7 @@ def packed(value: Any) -> Any:
 
 def unpacked(value: Any) -> Any:
     """What `packed` was given."""
-    if not isinstance(value, dict) or BOOSTER not in value:
-        return value
-    booster = xgb.Booster()
-    booster.load_model(bytearray(value[BOOSTER]))
-    return booster
+    return boosters.of_bytes(value[BOOSTER]) if isinstance(value, dict) and BOOSTER in value else value
 
 
 class BoosterValue(HeldValue):

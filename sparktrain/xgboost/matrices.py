@@ -19,6 +19,7 @@ from sparktrain.shards import disk
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.plan import Indices
 from sparktrain.shards.sparse import SparseReader
+from sparktrain.xgboost.spec import is_quantised
 
 BATCH_BYTES = 16 << 20
 """Features of a batch; a batch at a time is in memory."""
@@ -184,7 +185,8 @@ class MatrixMaker:
     to_device: Callable[[Any], Any]
 
     def make(self, rows: Rows, name: str, ref: xgb.DMatrix | None = None) -> xgb.DMatrix:
-        cache = None if self.scratch is None or not self._quantised else os.path.join(self.scratch, name)
+        quantised = is_quantised(self.params)
+        cache = None if self.scratch is None or not quantised else os.path.join(self.scratch, name)
         if cache is not None:
             os.makedirs(os.path.dirname(cache), mode=0o700, exist_ok=True)
         meta = {"feature_names": self.names, "feature_types": self.types}
@@ -194,15 +196,10 @@ class MatrixMaker:
             "nthread": self.threads,
             "enable_categorical": bool(self.types and "c" in self.types),
         }
-        if not self._quantised:
+        if not quantised:
             return xgb.DMatrix(**batches.whole(), **general)
         kind = xgb.QuantileDMatrix if cache is None else xgb.ExtMemQuantileDMatrix
         return kind(batches, max_bin=int(self.params.get("max_bin", DEFAULT_MAX_BIN)), ref=ref, **general)
-
-    @property
-    def _quantised(self) -> bool:
-        tree = self.params.get("tree_method", "auto") in ("auto", "hist")
-        return tree and self.params.get("booster", "gbtree") != "gblinear"
 
 
 def to_gpu(data: Any) -> Any:

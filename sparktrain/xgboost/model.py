@@ -199,7 +199,7 @@ class BoosterModel(
             missing=self._value(self.missing),
             rounds=(rounds[0], rounds[1]),
             linear=linear,
-            device=self._value(self.device),
+            device=self._device(),
             hinge=boosters.objective_of(trained) == "binary:hinge",
         )
 

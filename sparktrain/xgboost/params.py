@@ -214,7 +214,6 @@ class HasBoosting(HasBoosterParams):  # type: ignore[misc]
         by_value=True,
     )
     seed = GangParam("seed", "Seeds sampling and the validation draw.", params.integer(0), 0, aliases=("random_state",))
-    useGpu = GangParam("use_gpu", "True: device='cuda'.", params.boolean, False)
     featureTypes = GangParam(
         "feature_types",
         "'c' for a categorical feature, 'q' for another, in the order of the features, or a dict by column. By default "
@@ -337,6 +336,11 @@ class HasDevice(KeywordParams):
         _device,
         "cpu",
     )
+
+    useGpu = GangParam("use_gpu", "True: device='cuda'.", params.boolean, False)
+
+    def _device(self) -> str:
+        return "cuda" if self._value(self.useGpu) else str(self._value(self.device))
 
 
 class HasBoosterLabels(KeywordParams):

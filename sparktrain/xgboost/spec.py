@@ -94,6 +94,11 @@ class BoosterSpec:
     retries: int | None
 
 
+def is_quantised(params: Mapping[str, Any]) -> bool:
+    """Whether these parameters train on quantile bins: ``hist`` trees; the others need the values themselves."""
+    return params.get("tree_method", "auto") in ("auto", "hist") and params.get("booster", "gbtree") != "gblinear"
+
+
 def device_of(wanted: str, gang_device: str) -> str:
     """The device XGBoost is given: ``cuda`` is the first GPU that the worker sees, the one Spark assigned.
 
