@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import tempfile
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -64,13 +64,15 @@ def empty_array(rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.frombuffer(mmap.mmap(file.fileno(), size), dtype)
 
 
-def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.signedinteger]) -> npt.NDArray[Any]:
-    """`values[rows]`, shape (rows, *row shape), on local disk where it is large."""
+def taken(
+    values: npt.NDArray[Any], rows: npt.NDArray[np.signedinteger], *, order: Literal["C", "F"] = "C"
+) -> npt.NDArray[Any]:
+    """`values[rows]`, shape (rows, *row shape), on local disk where it is large; "F": each column in one piece."""
     size = math.prod(values.shape[1:])
-    out = empty_array(len(rows) * size, values.dtype).reshape(len(rows), *values.shape[1:])
+    out = empty_array(len(rows) * size, values.dtype).reshape(len(rows), *values.shape[1:], order=order)
     step = max(IN_MEMORY_BYTES // max(size * values.itemsize, 1), 1)
     for start in range(0, len(rows), step):
-        np.take(values, rows[start : start + step], axis=0, out=out[start : start + step])
+        out[start : start + step] = values[rows[start : start + step]]
     return out
 
 

@@ -30,7 +30,7 @@ from sparktrain.xgboost.callables import (
 )
 from sparktrain.xgboost.communicator import gathered, join
 from sparktrain.xgboost.labels import class_values, encoded
-from sparktrain.xgboost.matrices import Features, MatrixMaker, Rows, to_gpu
+from sparktrain.xgboost.matrices import Features, MatrixMaker, Rows, to_columns, to_gpu
 from sparktrain.xgboost.spec import DEFAULT_OBJECTIVES, BoosterSpec, device_of
 
 
@@ -217,7 +217,7 @@ class Trainer:
             names=None if features.names is None else list(features.names),
             threads=self._threads,
             scratch=self._scratch if self._spec.external_memory else None,
-            to_device=_as_it_is if self._device == "cpu" else to_gpu,
+            to_device=to_columns if self._device == "cpu" else to_gpu,
         )
 
     def _rows(self, order: plan.Indices) -> Rows:
@@ -260,7 +260,3 @@ def features_of(shard: Shard) -> tuple[Features, int]:
         return matrix, int(matrix.shape[1])
     matrix_or_none = sparse.matrix
     return (SparseReader(sparse) if matrix_or_none is None else matrix_or_none), sparse.width
-
-
-def _as_it_is(data: Any) -> Any:
-    return data
