@@ -217,7 +217,8 @@ def to_columns(data: Any) -> Any:
     """A dense batch that lies column by column as an Arrow table, without a copy; other data as it is."""
     if not isinstance(data, np.ndarray) or not data.size or data.strides[0] != data.itemsize:
         return data
-    return pa.table([pa.array(column) for column in data.T], names=[str(one) for one in range(data.shape[1])])
+    columns = [pa.Array.from_buffers(pa.float32(), len(data), [None, pa.py_buffer(one)]) for one in data.T]
+    return pa.table(columns, names=[str(number) for number in range(len(columns))])  # `pa.array` imports pandas
 
 
 def to_gpu(data: Any) -> Any:
