@@ -57,7 +57,8 @@ def _foreign(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
     elif hasattr(value, "get_config"):
         yield from _foreign(type(value), seen)
         layers = value._flatten_layers(include_self=False) if isinstance(value, keras.Layer) else ()
-        parts = [*layers, *(part for part in vars(value).values() if _may_hold(part))]
+        own = [part for name, part in vars(value).items() if not hasattr(type(value), name)]  # not a wrapped method
+        parts = [*layers, *(part for part in own if _may_hold(part))]
         yield from _foreign(parts, seen)
 
 
