@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 
 TEST_ID = "SPARKTRAIN_TEST_ID"
 
+os.environ.setdefault("KERAS_BACKEND", "torch")  # of the tests' own process, which has loaded torch anyway
+
 
 @pytest.fixture(scope="session", autouse=True)
 def test_id() -> str:

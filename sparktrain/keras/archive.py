@@ -332,6 +332,23 @@ def _kind(obj: Any) -> str | None:
     return "object" if hasattr(obj, "get_config") and _is_keras(type(obj)) else None
 
 
+def _check_origin(config: Any, custom_objects: CustomObjects) -> None:
+    """Refuse classes that are neither Keras's own nor admitted by the unpickler: old Kerases import what they read."""
+    if isinstance(config, (list, tuple)):
+        config = dict(enumerate(config))
+    if not isinstance(config, dict):
+        return
+    package = str(config.get("module") or "builtins").partition(".")[0]
+    names = config.get("registered_name"), config.get("class_name"), config.get("config")
+    admitted = any(isinstance(name, str) and name in custom_objects for name in names)
+    if "class_name" in config and not admitted and package not in ("keras", "builtins", "numpy"):
+        raise ValueError(
+            f"a config names {config['module']}.{config['class_name']}, which the file does not bring along"
+        )
+    for value in config.values():
+        _check_origin(value, custom_objects)
+
+
 class _Restore:
     """Resolves persistent ids; the same number gives the same object."""
 
@@ -346,6 +363,8 @@ class _Restore:
         return self._made[number]
 
     def _make(self, kind: str, content: Any, values: Values | None) -> Any:
+        if self._safe_mode:
+            _check_origin(content.config if isinstance(content, Skeleton) else content, self._custom_objects)
         if kind == "layer":
             made = model_of(content, self._custom_objects, safe_mode=self._safe_mode)
             if values is not None:

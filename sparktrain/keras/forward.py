@@ -161,13 +161,16 @@ def _tensorflow(net: Any) -> Callable[[Any], Any]:
 
 def _jax(net: Any) -> Callable[[Any], Any]:
     import jax
+    import keras
+
+    variables = net.variables
 
     @jax.jit
-    def run(trainable: Any, others: Any, given: Any) -> Any:
-        return net.stateless_call(trainable, others, given, training=False)[0]
+    def run(values: list[Any], given: Any) -> Any:
+        with keras.StatelessScope(list(zip(variables, values, strict=True))):
+            return net(given, training=False)
 
-    variables = net.trainable_variables, net.non_trainable_variables
-    return partial(run, *([one.value for one in part] for part in variables))
+    return partial(run, [one.value for one in variables])
 
 
 def _torch(net: Any) -> Callable[[Any], Any]:
