@@ -10,6 +10,7 @@ that leave ``get_config`` to Keras travel by their attributes instead, and their
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import io
 import pickle
@@ -315,7 +316,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(obj)
         if isinstance(obj, (keras.callbacks.Callback, keras.losses.Loss)):  # a callback that was used holds its model
             state = {name: value for name, value in vars(obj).items() if name not in ("_model", "model")}
-            return object.__new__, (type(obj),), state | ({"_model": None} if hasattr(obj, "set_model") else {})
+            state |= {"_model": None} if hasattr(obj, "set_model") else {}
+            return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]
         for plain in (list, dict, set, tuple):  # Keras wraps the containers that its objects hold
             if type(obj) is not plain and isinstance(obj, plain) and type(obj).__name__.startswith(("Tracked", "_")):
                 return plain, (list(obj.items() if isinstance(obj, dict) else obj),)

@@ -19,7 +19,6 @@ WEIGHTS = "model.keras"
 
 _ADMITTED = {
     "sparktrain.keras.archive": {"Skeleton", "_Weight"},
-    "builtins": {"object.__new__"},
     "ml_dtypes": {"bfloat16"},
     "keras.src.callbacks.early_stopping": {"EarlyStopping"},
     "keras.src.callbacks.learning_rate_scheduler": {"LearningRateScheduler"},

@@ -1,5 +1,7 @@
 """Run with a Keras backend's name: what the predictor gives must be what ``Model.predict`` gives."""
 
+# ruff: noqa: E402 - Keras is imported once the process has its backend
+
 from __future__ import annotations
 
 import os
@@ -61,7 +63,7 @@ check("by name", nets.towers(), [CONTEXT, ITEMS], [ITEMS, CONTEXT], arguments=("
 check("dicts", nets.towers("dict"), [CONTEXT, ITEMS], by_name, arguments=("context", "item"))
 assert len(forward._models) == forward.CACHED_MODELS
 
-pair = nets.Pair()
+pair = nets.Pair(3)
 pair(ROWS)
 check("subclass", pair, [ROWS], ROWS)
 

@@ -10,10 +10,9 @@ import keras
 class Pair(keras.Model):
     """A subclass with two outputs, by name; Keras can't save it: it doesn't know its argument."""
 
-    def __init__(self, settings: object = None) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.settings = settings
-        self.hidden = keras.layers.Dense(3, activation="relu")
+        self.hidden = keras.layers.Dense(hidden, activation="relu")
         self.value = keras.layers.Dense(1)
 
     def call(self, rows: Any) -> dict[str, Any]:
