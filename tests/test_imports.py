@@ -19,6 +19,11 @@ WORKER_SIDE = (
     "sparktrain.gang.spec",
     "sparktrain.gang.task",
     "sparktrain.gang.worker",
+    "sparktrain.keras.archive",
+    "sparktrain.keras.forward",
+    "sparktrain.keras.predict",
+    "sparktrain.keras.process",
+    "sparktrain.keras.signature",
     "sparktrain.shards.arrow",
     "sparktrain.shards.assemble",
     "sparktrain.shards.plan",
@@ -44,14 +49,22 @@ def run_python(*statements: str) -> str:
 
 def test_importing_the_packages_imports_no_framework() -> None:
     loaded = run_python(
-        "import sys, sparktrain, sparktrain.torch, sparktrain.xgboost",
-        "print(sorted({'torch', 'pyspark', 'pyarrow', 'tensorflow', 'xgboost'} & set(sys.modules)))",
+        "import sys, sparktrain, sparktrain.keras, sparktrain.torch, sparktrain.xgboost",
+        "print(sorted({'keras', 'torch', 'pyspark', 'pyarrow', 'tensorflow', 'xgboost'} & set(sys.modules)))",
     )
     assert loaded == "[]"
 
 
 def test_the_worker_side_imports_without_pyspark() -> None:
     run_python(BLOCK_PYSPARK, *(f"import {module}" for module in WORKER_SIDE))
+
+
+def test_what_predicts_with_keras_imports_it_late() -> None:
+    loaded = run_python(
+        "import sys, sparktrain.keras.predict",
+        "print(sorted({'keras', 'tensorflow', 'jax', 'torch', 'pyspark'} & set(sys.modules)))",
+    )
+    assert loaded == "[]"
 
 
 def test_a_worker_imports_no_framework_before_its_trainer() -> None:

@@ -64,6 +64,9 @@ class KerasModel(NetworkModel, HasKerasOutputs, HasKerasBackend):
     feature_cols=["features"])``. Such a model learns the shapes of its inputs from the first row in each
     ``transform`` where neither ``net.inputs`` nor the schema tells and ``feature_shapes`` does not say.
 
+    ``transform_batch`` is called on NumPy arrays. ``max_models_per_gpu`` counts processes: each has one backend, and
+    may hold a few models.
+
     ``getModel()``, or ``keras()``, gives the Keras model; ``model`` is the Spark ML Param, as of every Spark ML stage.
 
     Attributes

@@ -8,6 +8,7 @@ every other. Spark ends workers with SIGKILL: a child watches for the end of its
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -22,6 +23,7 @@ from typing import IO, Any, ParamSpec, TypeVar
 from sparktrain.gang.resources import device_ordinal
 from sparktrain.gpus import free_slot
 
+logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -84,9 +86,12 @@ def prepare(place: Place) -> None:
     global _here
     os.environ["KERAS_BACKEND"] = place.backend
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[place.backend](
-        int(threads) if threads.isdigit() else 0, _seat(place)
-    )
+    configure = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[place.backend]
+    try:
+        configure(int(threads) if threads.isdigit() else 0, _seat(place))
+    except ModuleNotFoundError as error:
+        error.add_note(f"the executors lack Keras's backend {place.backend!r}; keras_backend names another")
+        raise
     import keras  # noqa: F401 - now, with this environment
 
     _here = place
@@ -98,6 +103,9 @@ def _seat(place: Place) -> int | None:
     ordinal = device_ordinal(place.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if ordinal is not None:
         _slot = free_slot(place.gpus[0].partition(",")[0].strip(), place.limit)
+        if _slot is None:
+            message = "GPU %s has its max_models_per_gpu=%d processes; this one predicts on the CPU"
+            logger.warning(message, place.gpus[0], place.limit)
     return None if _slot is None else ordinal
 
 

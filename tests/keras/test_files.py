@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import pytest
 
 from sparktrain.errors import PersistenceError
 from sparktrain.keras import archive, files
-from sparktrain.persistence import RestrictedUnpickler, Unpickler
+from sparktrain.keras.held import KerasValue
+from sparktrain.persistence import RestrictedUnpickler, Saved, Unpickler
 from tests.keras import nets
 from tests.keras.test_predict import run_python
 
@@ -61,9 +62,21 @@ def test_a_user_s_class_is_admitted_when_allowed() -> None:
     np.testing.assert_allclose(trip(net, "tests").predict(ROWS, verbose=0), ROWS + 0.5, atol=1e-6)
 
 
-def test_code_by_value_needs_trust() -> None:
-    import pickle
+def test_values_of_a_grid() -> None:
+    net = nets.dense(2)
+    for value in (net, {"optimizer": keras.optimizers.SGD(0.5)}, nets.dense):
+        saved = KerasValue(value)._saved_objects()
+        again = KerasValue()
+        again._restore_objects(Saved(saved.structure, "", {}), restricted("tests"))
+        if value is net:
+            np.testing.assert_allclose(again.value.predict(ROWS, verbose=0), net.predict(ROWS, verbose=0), atol=1e-6)
+        elif isinstance(value, dict):
+            assert float(again.value["optimizer"].learning_rate) == 0.5
+        else:
+            assert again.value is value
 
+
+def test_code_by_value_needs_trust() -> None:
     notebook = keras.Sequential([keras.Input((4,)), from_main()()])
     with pytest.raises(PersistenceError, match=r"holds code by value.*load\(path, trust=True\)"):
         trip(notebook)
@@ -141,7 +154,7 @@ def test_weights_are_read_by_another_backend(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "functional.keras").read_bytes().startswith(b"PK")
     assert (tmp_path / "subclass.keras").read_bytes()[1:4] == b"HDF", "Keras can't save it whole"
     for backend in ("jax", "tensorflow"):
-        monkeypatch.setitem(os.environ, "KERAS_BACKEND", backend)
+        monkeypatch.setenv("KERAS_BACKEND", backend)
         assert run_python("-c", LOAD, str(tmp_path), *names) == backend
 
 
