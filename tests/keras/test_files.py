@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from sparktrain.errors import PersistenceError
 from sparktrain.keras import archive, files
 from sparktrain.keras.held import KerasValue
+from sparktrain.keras.model import KerasModel
 from sparktrain.persistence import RestrictedUnpickler, Saved, Unpickler
 from tests.keras import nets
 from tests.keras.test_predict import run_python
@@ -156,6 +158,23 @@ def test_weights_are_read_by_another_backend(tmp_path: Path, monkeypatch: pytest
     for backend in ("jax", "tensorflow"):
         monkeypatch.setenv("KERAS_BACKEND", backend)
         assert run_python("-c", LOAD, str(tmp_path), *names) == backend
+
+
+def test_what_a_fit_has_learned_comes_back(tmp_path: Path) -> None:
+    net = nets.Pair(3)
+    net(ROWS)
+    outputs = (("float32", (3,)), ("float32", (1,)))
+    model = KerasModel(model=net, feature_cols=["x"])
+    model._fitted([{"loss": 1.0}], ((4,),), outputs, ("h", "v"), ("hidden", "value"), "logits")
+    saved = model._saved_objects()
+    saved.write_tensors(str(tmp_path / "model.keras"))
+    loaded = KerasModel()
+    extra = json.loads(json.dumps(saved.extra))
+    loaded._restore_objects(Saved(saved.structure, str(tmp_path / "model.keras"), extra), restricted("tests"))
+    for name in ("history", "_input_shapes", "_outputs", "_labels", "_output_keys", "_kind"):
+        assert getattr(loaded, name) == getattr(model, name), name
+    assert [field.name for field in loaded._output_fields()] == ["prediction_h", "prediction_v"]
+    np.testing.assert_allclose(loaded.keras()(ROWS)["value"].detach(), net(ROWS)["value"].detach(), atol=1e-6)
 
 
 def test_weights_of_another_model(tmp_path: Path) -> None:
