@@ -1,0 +1,178 @@
+"""Batches of a shard as Keras takes them: a `keras.utils.PyDataset` whose order is the plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparktrain.errors import ParamError
+from sparktrain.shards.plan import Indices
+from sparktrain.shards.ragged import Ragged
+from sparktrain.shards.reader import Shard
+
+Array = np.ndarray[Any, Any]
+TransformBatch = Callable[[Any, Any, bool], tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A shard's arrays, and how a batch of them is laid out.
+
+    Parameters
+    ----------
+    inputs : sequence of ndarray or Ragged
+    names : tuple of str or None
+        The model's inputs they are for; None: by position.
+    labels : sequence of ndarray
+    outputs : tuple of str or None
+        The model's outputs of the labels; None: by position.
+    weights : ndarray or None, shape (rows,)
+    masks : bool
+        Whether a padded input's mask goes in behind it.
+    transform_batch : callable or None
+    """
+
+    inputs: Sequence[Array | Ragged]
+    names: tuple[str, ...] | None
+    labels: Sequence[Array]
+    outputs: tuple[str, ...] | None
+    weights: Array | None
+    masks: bool
+    transform_batch: TransformBatch | None
+
+    @classmethod
+    def of(
+        cls,
+        shard: Shard,
+        outputs: tuple[str, ...] | None,
+        weights: Array | None,
+        transform_batch: TransformBatch | None,
+        *,
+        masks: bool,
+    ) -> Columns:
+        specs = shard.specs("input")
+        names: list[str] = []
+        for spec in specs:
+            if spec.argument is not None:
+                names += [spec.argument, f"{spec.argument}_mask"] if spec.pad is not None and masks else [spec.argument]
+        return cls(shard.inputs, tuple(names) or None, shard.labels, outputs, weights, masks, transform_batch)
+
+    def take(self, rows: Indices, *, training: bool) -> tuple[Any, Any, Any]:
+        """Inputs, labels and weights (None without a column) of rows, after transform_batch."""
+        inputs: list[Array] = []
+        for one in self.inputs:
+            if isinstance(one, Ragged):
+                values, mask = one.take(rows)
+                inputs += [values, mask] if self.masks else [values]
+            else:
+                inputs.append(one[rows])
+        x = self._laid_out(inputs, self.names)
+        labels = [labels[rows] for labels in self.labels]
+        y = labels[0] if len(labels) == 1 else labels
+        if self.transform_batch is not None:
+            x, y = transformed(self.transform_batch, x, y, training=training)
+        if self.outputs is not None:
+            y = dict(zip(self.outputs, y if isinstance(y, (list, tuple)) else [y], strict=True))
+        return x, y, None if self.weights is None else self.weights[rows]
+
+    def zeros(self, rows: int) -> tuple[Any, Any, Any]:
+        """As `take`, of made-up rows."""
+        blank = [
+            np.zeros((rows, one.pad if isinstance(one.pad, int) else 1, *one.items.shape[1:]), one.items.dtype)
+            if isinstance(one, Ragged)
+            else np.zeros((rows, *one.shape[1:]), one.dtype)
+            for one in self.inputs
+        ]
+        labels = [np.zeros((rows, *one.shape[1:]), one.dtype) for one in self.labels]
+        weights = None if self.weights is None else np.ones(rows, np.float32)
+        made_up = Columns(blank, self.names, labels, self.outputs, weights, False, self.transform_batch)
+        return made_up.take(np.arange(rows), training=True)
+
+    def _laid_out(self, inputs: list[Array], names: tuple[str, ...] | None) -> Any:
+        if names is not None:
+            return dict(zip(names, inputs, strict=True))
+        return inputs[0] if len(inputs) == 1 else inputs
+
+
+def transformed(transform_batch: TransformBatch, x: Any, y: Any, *, training: bool) -> tuple[Any, Any]:
+    """What the user's ``transform_batch(inputs, labels, training)`` gives for a batch of NumPy arrays.
+
+    Raises
+    ------
+    ParamError
+        Where it gives back something else than (inputs, labels).
+    """
+    result = transform_batch(x, y, training)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ParamError(f"transform_batch: expected it to return (inputs, labels), got {type(result).__name__}")
+    return result
+
+
+class Batches(keras.utils.PyDataset):
+    """The steps of an epoch on one rank; as many as on the others, the last ones perhaps without rows.
+
+    Parameters
+    ----------
+    columns : Columns
+    order : callable
+        Takes the epoch, counted from 0, and gives its order of rows.
+    batch_size, steps : int
+    finish : callable or None
+        Turns (x, y, weights, rows) into what Keras is given.
+    training : bool
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        order: Callable[[int], Indices],
+        batch_size: int,
+        steps: int,
+        *,
+        training: bool,
+        finish: Callable[[Any, Any, Any, int], tuple[Any, ...]] | None = None,
+    ) -> None:
+        super().__init__(workers=0)
+        self._columns, self._order, self._batch_size, self._steps = columns, order, batch_size, steps
+        self._training, self._finish = training, finish or _plain
+        self._epoch, self._rows = -1, order(0)
+        self.epoch = 0
+
+    @property
+    def num_batches(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: int) -> tuple[Any, ...]:
+        if self.epoch != self._epoch:
+            self._epoch, self._rows = self.epoch, self._order(self.epoch)
+        rows = self._rows[step * self._batch_size : (step + 1) * self._batch_size]
+        return self._finish(*self._columns.take(rows, training=self._training), len(rows))
+
+
+def _plain(x: Any, y: Any, weights: Any, rows: int) -> tuple[Any, ...]:
+    return (x, y) if weights is None else (x, y, weights)
+
+
+def row_weights(weights: Array | None, labels: Sequence[Array], by_class: Mapping[int, float] | None) -> Array | None:
+    """Each row's weight: the column's, times its class's.
+
+    Raises
+    ------
+    ParamError
+        Where there is more than one label, or one is in no class of `by_class`.
+    """
+    if by_class is None:
+        return weights
+    if len(labels) != 1:
+        raise ParamError(f"class_weight takes one label column, got {len(labels)}")
+    ids = labels[0].argmax(-1) if labels[0].ndim > 1 and labels[0].shape[-1] > 1 else labels[0].reshape(len(labels[0]))
+    known, where = np.unique(ids, return_inverse=True)
+    missing = [one for one in known.tolist() if one not in by_class]
+    if missing:
+        raise ParamError(f"class_weight has no weight for class {missing[0]:g}; it has {sorted(by_class)}")
+    found = np.array([by_class[one] for one in known.tolist()], np.float32)[where]
+    return found if weights is None else found * weights

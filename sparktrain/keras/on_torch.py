@@ -1,0 +1,10 @@
+"""What the gang's workers import for Keras on its PyTorch backend: it settles the backend, and then the trainer can load Keras."""
+
+import os
+
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+from sparktrain.keras.trainer import train
+
+__all__ = ["train"]
