@@ -77,6 +77,11 @@ def nothing(path: str) -> None:
     """Writes no weights: what `ToSave.write_tensors` is for a class without a `Saveable.weights_file`."""
 
 
+def trusts(unpickler: Unpickler) -> bool:
+    """Whether it runs any code."""
+    return unpickler is pickle.Unpickler
+
+
 def unpickled(structure: bytes, unpickler: Unpickler) -> Any:
     """What a saved pickle holds."""
     return unpickler(io.BytesIO(structure)).load()
@@ -89,6 +94,11 @@ class Saveable(MLWritable, MLReadable[Any]):
     """Name of the framework's native file in the directory; empty where nothing is saved in one."""
     _reader: ClassVar[type[Reader]]
     """What reads a saved one."""
+
+    @staticmethod
+    def _admits(module: str, name: str) -> bool:
+        """Whether a saved pickle may use this, beside what every framework's may (see `_admitted`)."""
+        return False
 
     @abstractmethod
     def _saved_objects(self) -> ToSave:
@@ -181,7 +191,7 @@ class Reader(MLReader[Any]):
 
     def __init__(self, cls: type, *, trust: bool = False, allow: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self._cls = cls
+        self._cls: Any = cls
         self._trust = trust
         self._allow = allow
 
@@ -218,7 +228,7 @@ class Reader(MLReader[Any]):
         trusted = self._trust or (setting(spark, TRUST) or "").lower() == "true"
         named = [name.strip() for name in (setting(spark, ALLOW) or "").split(",") if name.strip()]
         allow = (*self._allow, *named)
-        return pickle.Unpickler if trusted else lambda file: RestrictedUnpickler(file, allow)
+        return pickle.Unpickler if trusted else lambda file: RestrictedUnpickler(file, allow, self._cls._admits)
 
 
 Saveable._reader = Reader
@@ -227,21 +237,32 @@ Saveable._reader = Reader
 class RestrictedUnpickler(pickle.Unpickler):
     """Finds only what can't run a stranger's code: see `_admitted`.
 
+    Parameters
+    ----------
+    file : BytesIO
+    allow : tuple of str
+        Packages whose classes may be used.
+    admits : callable or None
+        As `Saveable._admits`.
+
     Raises
     ------
     PersistenceError
         For anything else; the message names it and how to consent.
     """
 
-    def __init__(self, file: io.BytesIO, allow: tuple[str, ...]) -> None:
+    def __init__(
+        self, file: io.BytesIO, allow: tuple[str, ...], admits: Callable[[str, str], bool] | None = None
+    ) -> None:
         super().__init__(file)
         self._allow = allow
+        self._admits = admits
 
     def find_class(self, module: str, name: str) -> Any:
         package = module.partition(".")[0]
         if any(module == allowed or module.startswith(f"{allowed}.") for allowed in self._allow):
             return _defined_in(module, name, self._allow)
-        if _admitted(module, name):
+        if _admitted(module, name) or (self._admits is not None and self._admits(module, name)):
             return super().find_class(module, name)
         if package in ("cloudpickle", "pyspark") or module == "types":
             raise PersistenceError(

@@ -158,8 +158,8 @@ class _Weight:
 
 def serialized(value: Any) -> Config:
     """The config of a Keras object, such that every backend and the classes in it can take it."""
-    config: Config = keras.saving.serialize_keras_object(value)
-    return _portable(config, custom_objects_of(value))
+    config: Config = _portable(keras.saving.serialize_keras_object(value), custom_objects_of(value))
+    return config
 
 
 def _portable(config: Any, custom: CustomObjects) -> Any:
@@ -206,8 +206,7 @@ def model_of(skeleton: Skeleton, custom_objects: CustomObjects, *, safe_mode: bo
 
 
 def _of_parts(skeleton: Skeleton) -> keras.Layer:
-    kind = skeleton.kind
-    assert kind is not None
+    kind: Any = skeleton.kind
     made = kind.__new__(kind)
     base = keras.Model if issubclass(kind, keras.Model) else keras.Layer
     base.__init__(made, name=skeleton.name, dtype=keras.dtype_policies.deserialize(skeleton.dtype))
@@ -317,7 +316,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return object.__new__, (type(obj),), state | ({"_model": None} if hasattr(obj, "set_model") else {})
         for plain in (list, dict, set, tuple):  # Keras wraps the containers that its objects hold
             if type(obj) is not plain and isinstance(obj, plain) and type(obj).__name__.startswith(("Tracked", "_")):
-                return plain, (list(obj.items() if plain is dict else obj),)
+                return plain, (list(obj.items() if isinstance(obj, dict) else obj),)
         return NotImplemented
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from pyspark.sql.types import StructType
 from torch import nn
 
+from sparktrain.arguments import argument_names
 from sparktrain.errors import ColumnError
 from sparktrain.shards.columns import kind_of
 from sparktrain.shards.tensors import TensorSpec
-from sparktrain.torch.arguments import argument_names
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -7,11 +7,8 @@ process ends or drops it, so that fractional GPU tasks don't fill the GPU with c
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -19,6 +16,7 @@ from typing import IO
 import torch
 
 from sparktrain.gang.resources import device_ordinal
+from sparktrain.gpus import free_slot
 
 logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -48,24 +46,3 @@ def take_seat(assigned: Sequence[str], limit: int) -> Seat:
         logger.warning("GPU %s has its max_models_per_gpu=%d models; this task predicts on the CPU", assigned[0], limit)
         return Seat(CPU)
     return Seat(torch.device("cuda", ordinal), lock)
-
-
-def free_slot(gpu: str, limit: int, directory: str | None = None) -> IO[bytes] | None:
-    """A lock on one of a GPU's `limit` slots on this host, held until it is closed or its process ends."""
-    for slot in range(limit):
-        name = f"sparktrain-gpu-{os.getuid()}-{gpu.replace(os.sep, '_')}-{slot}.lock"
-        file = open(os.path.join(directory or tempfile.gettempdir(), name), "wb")  # noqa: SIM115 - the caller's to close
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        file.close()
-    return None
-
-
-def task_gpus() -> tuple[str, ...]:
-    """The GPU addresses that Spark assigned to the running task."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    gpu = context.resources().get("gpu") if context is not None else None
-    return tuple(gpu.addresses) if gpu else ()

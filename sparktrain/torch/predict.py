@@ -11,15 +11,16 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from sparktrain.arguments import Arguments, TransformBatch, transformed
 from sparktrain.errors import DataError
 from sparktrain.gang.failure import MISSING_MODULE
+from sparktrain.gpus import task_gpus
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.outputs import list_column, vector_column
 from sparktrain.shards.ragged import Ragged
 from sparktrain.torch import bundle
-from sparktrain.torch.arguments import Arguments, TransformBatch, transformed
 from sparktrain.torch.loss import as_outputs
-from sparktrain.torch.placement import Seat, take_seat, task_gpus
+from sparktrain.torch.placement import Seat, take_seat
 
 CACHED_MODELS = 4
 

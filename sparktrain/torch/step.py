@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sparktrain.arguments import Arguments, TransformBatch, argument_names, transformed
 from sparktrain.shards.plan import Indices
 from sparktrain.shards.ragged import Ragged
 from sparktrain.shards.reader import Shard
-from sparktrain.torch.arguments import Arguments, TransformBatch, argument_names, transformed
 from sparktrain.torch.loss import Criterion, as_outputs, total
 from sparktrain.torch.precision import Precision
 

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from sparktrain.arguments import TransformBatch
 from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.shards.split import Split
 from sparktrain.torch import bundle
-from sparktrain.torch.arguments import TransformBatch
 from sparktrain.torch.batchnorm import synchronise
 from sparktrain.torch.callbacks import Callback, TrainState
 from sparktrain.torch.collective import Collective, join

@@ -10,8 +10,10 @@ from typing import IO
 import pytest
 import torch
 
-from sparktrain.torch import placement
-from sparktrain.torch.placement import CPU, device_ordinal, free_slot, take_seat
+from sparktrain import gpus
+from sparktrain.gang.resources import device_ordinal
+from sparktrain.gpus import free_slot
+from sparktrain.torch.placement import CPU, take_seat
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def test_the_ordinal_of_an_assigned_gpu(assigned: tuple[str, ...], visible: str 
 
 HOLD = """
 import sys
-from sparktrain.torch.placement import free_slot
+from sparktrain.gpus import free_slot
 held = free_slot("0", 2, sys.argv[1])
 print(held is not None, flush=True)
 sys.stdin.read()
@@ -69,7 +71,7 @@ def test_a_gpu_takes_no_more_copies_than_its_limit_from_all_processes(tmp_path: 
 
 
 def test_a_full_gpu_leaves_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(placement.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

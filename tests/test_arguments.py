@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from sparktrain.arguments import Arguments, argument_names, transformed
 from sparktrain.errors import ParamError
 from sparktrain.shards.tensors import TensorSpec
-from sparktrain.torch.arguments import Arguments, argument_names, transformed
 
 X, Y = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 2])
 

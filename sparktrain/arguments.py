@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor, nn
 
 from sparktrain.errors import ParamError
 from sparktrain.shards.tensors import TensorSpec
@@ -20,15 +18,16 @@ class Arguments:
 
     Parameters
     ----------
-    values : list of Tensor, each of shape (batch, …)
+    values : list of tensors or arrays, each of shape (batch, …)
     names : tuple of str or None
-        The arguments of ``forward`` they are for; None: by position.
+        The arguments or inputs of the model they are for; None: by position.
     """
 
-    values: list[Tensor]
+    values: list[Any]
     names: tuple[str, ...] | None = None
 
-    def call(self, model: nn.Module) -> Any:
+    def call(self, model: Callable[..., Any]) -> Any:
+        """As a PyTorch module takes them."""
         if self.names is None:
             return model(*self.values)
         return model(**dict(zip(self.names, self.values, strict=True)))
@@ -45,8 +44,8 @@ def argument_names(specs: Iterable[TensorSpec]) -> tuple[str, ...] | None:
 
 
 def transformed(
-    transform_batch: TransformBatch | None, inputs: Arguments, labels: list[Tensor] | None, *, training: bool
-) -> tuple[Arguments, list[Tensor] | None]:
+    transform_batch: TransformBatch | None, inputs: Arguments, labels: list[Any] | None, *, training: bool
+) -> tuple[Arguments, list[Any] | None]:
     """Inputs and labels after the user's ``transform_batch(inputs, labels, training)``.
 
     A single input or label is given, and given back, as a tensor, several as a list; inputs by name are a
@@ -87,5 +86,5 @@ def _arguments(inputs: Any, by_name: bool) -> Arguments:
     return Arguments(_as_list(inputs))
 
 
-def _as_list(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+def _as_list(tensors: Any) -> list[Any]:
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
