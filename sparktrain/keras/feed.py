@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparktrain.arguments import Arguments, TransformBatch, transformed
 from sparktrain.errors import ParamError
+from sparktrain.keras.signature import structured
 from sparktrain.shards.plan import Indices
 from sparktrain.shards.ragged import Ragged
-from sparktrain.shards.reader import Shard
 
 Array = np.ndarray[Any, Any]
-TransformBatch = Callable[[Any, Any, bool], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -24,92 +24,58 @@ class Columns:
 
     Parameters
     ----------
+    model : Model
+        Whose inputs they are.
     inputs : sequence of ndarray or Ragged
     names : tuple of str or None
-        The model's inputs they are for; None: by position.
+        As in `Arguments`.
     labels : sequence of ndarray
     outputs : tuple of str or None
         The model's outputs of the labels; None: by position.
     weights : ndarray or None, shape (rows,)
-    masks : bool
-        Whether a padded input's mask goes in behind it.
     transform_batch : callable or None
     """
 
+    model: keras.Model
     inputs: Sequence[Array | Ragged]
     names: tuple[str, ...] | None
     labels: Sequence[Array]
     outputs: tuple[str, ...] | None
     weights: Array | None
-    masks: bool
     transform_batch: TransformBatch | None
-
-    @classmethod
-    def of(
-        cls,
-        shard: Shard,
-        outputs: tuple[str, ...] | None,
-        weights: Array | None,
-        transform_batch: TransformBatch | None,
-        *,
-        masks: bool,
-    ) -> Columns:
-        specs = shard.specs("input")
-        names: list[str] = []
-        for spec in specs:
-            if spec.argument is not None:
-                names += [spec.argument, f"{spec.argument}_mask"] if spec.pad is not None and masks else [spec.argument]
-        return cls(shard.inputs, tuple(names) or None, shard.labels, outputs, weights, masks, transform_batch)
 
     def take(self, rows: Indices, *, training: bool) -> tuple[Any, Any, Any]:
         """Inputs, labels and weights (None without a column) of rows, after transform_batch."""
-        inputs: list[Array] = []
+        values: list[Array] = []
         for one in self.inputs:
-            if isinstance(one, Ragged):
-                values, mask = one.take(rows)
-                inputs += [values, mask] if self.masks else [values]
-            else:
-                inputs.append(one[rows])
-        x = self._laid_out(inputs, self.names)
+            values += one.take(rows) if isinstance(one, Ragged) else [one[rows]]
         labels = [labels[rows] for labels in self.labels]
-        y = labels[0] if len(labels) == 1 else labels
-        if self.transform_batch is not None:
-            x, y = transformed(self.transform_batch, x, y, training=training)
-        if self.outputs is not None:
-            y = dict(zip(self.outputs, y if isinstance(y, (list, tuple)) else [y], strict=True))
-        return x, y, None if self.weights is None else self.weights[rows]
+        weights = None if self.weights is None else self.weights[rows]
+        return (*self._laid_out(values, labels, training), weights)
 
     def zeros(self, rows: int) -> tuple[Any, Any, Any]:
         """As `take`, of made-up rows."""
-        blank = [
-            np.zeros((rows, one.pad if isinstance(one.pad, int) else 1, *one.items.shape[1:]), one.items.dtype)
-            if isinstance(one, Ragged)
-            else np.zeros((rows, *one.shape[1:]), one.dtype)
-            for one in self.inputs
-        ]
+        values: list[Array] = []
+        for one in self.inputs:
+            if isinstance(one, Ragged):
+                length = one.pad if isinstance(one.pad, int) else 1
+                values += [
+                    np.zeros((rows, length, *one.items.shape[1:]), one.items.dtype),
+                    np.ones((rows, length), bool),
+                ]
+            else:
+                values.append(np.zeros((rows, *one.shape[1:]), one.dtype))
         labels = [np.zeros((rows, *one.shape[1:]), one.dtype) for one in self.labels]
         weights = None if self.weights is None else np.ones(rows, np.float32)
-        made_up = Columns(blank, self.names, labels, self.outputs, weights, False, self.transform_batch)
-        return made_up.take(np.arange(rows), training=True)
+        return (*self._laid_out(values, labels, True), weights)
 
-    def _laid_out(self, inputs: list[Array], names: tuple[str, ...] | None) -> Any:
-        if names is not None:
-            return dict(zip(names, inputs, strict=True))
-        return inputs[0] if len(inputs) == 1 else inputs
-
-
-def transformed(transform_batch: TransformBatch, x: Any, y: Any, *, training: bool) -> tuple[Any, Any]:
-    """What the user's ``transform_batch(inputs, labels, training)`` gives for a batch of NumPy arrays.
-
-    Raises
-    ------
-    ParamError
-        Where it gives back something else than (inputs, labels).
-    """
-    result = transform_batch(x, y, training)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise ParamError(f"transform_batch: expected it to return (inputs, labels), got {type(result).__name__}")
-    return result
+    def _laid_out(self, values: list[Array], labels: list[Array], training: bool) -> tuple[Any, Any]:
+        arguments, targets = transformed(self.transform_batch, Arguments(values, self.names), labels, training=training)
+        x = structured(self.model, arguments.values, arguments.names)
+        assert targets is not None
+        if self.outputs is not None:
+            return x, dict(zip(self.outputs, targets, strict=True))
+        return x, targets[0] if len(targets) == 1 else targets
 
 
 class Batches(keras.utils.PyDataset):

@@ -1,10 +1,9 @@
-"""What the gang's workers import for Keras on its PyTorch backend: it settles the backend, and then the trainer can load Keras."""
+"""What the workers import for Keras on its PyTorch backend: it settles the backend, and then the trainer loads Keras."""
 
 import os
 
-
 os.environ["KERAS_BACKEND"] = "torch"
 
-from sparktrain.keras.trainer import train
+from sparktrain.keras.trainer import train  # noqa: E402
 
 __all__ = ["train"]

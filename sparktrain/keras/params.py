@@ -177,11 +177,12 @@ class HasKerasTraining(HasKerasBackend):
         None,
     )
     validationBatchSize = GangParam(
-        "validation_batch_size", "Rows of each rank in a step of validation; batch_size by default.", params.integer(1), None
+        "validation_batch_size",
+        "Rows of each rank in a step of validation; batch_size by default.",
+        params.integer(1),
+        None,
     )
-    validationFreq = GangParam(
-        "validation_freq", "Epochs from one validation to the next.", params.integer(1), 1
-    )
+    validationFreq = GangParam("validation_freq", "Epochs from one validation to the next.", params.integer(1), 1)
     stepsPerExecution = GangParam(
         "steps_per_execution",
         "As in Model.compile: steps in one call of a compiled function, on the TensorFlow and JAX backends.",

@@ -33,7 +33,7 @@ class TensorFlowTensors:
             return own
 
         def device(values: Any) -> Any:
-            own = torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(values)).clone()  # type: ignore[attr-defined]
+            own = torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(values)).clone()
             before(own)
             self._collective.sum(own)
             after(own)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
-import numpy as np
 from keras import tree
 
-from sparktrain.errors import DataError, ParamError
+from sparktrain.arguments import TransformBatch, argument_names
+from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.keras import archive
 from sparktrain.keras.batchnorm import MovingAverages, batchnorms_of, joint_moments, put_moments
 from sparktrain.keras.callbacks import First, Last, of_rank
-from sparktrain.keras.feed import Batches, Columns, TransformBatch, row_weights
+from sparktrain.keras.feed import Batches, Columns, row_weights
 from sparktrain.keras.join import join
 from sparktrain.keras.lockstep import Lockstep, Tensors, optimizers_of
 from sparktrain.keras.losses import Rows, global_losses, metrics_by_row
@@ -113,8 +113,14 @@ class Trainer:
         self._steps = plan.steps_per_epoch(self._split.rows_by_rank, spec.batch_size)
         self._val_steps = plan.steps_per_epoch(self._split.validation_by_rank, self._val_batch)
         weights = row_weights(shard.weights, shard.labels, objects.class_weight)
-        self._columns = Columns.of(
-            shard, spec.output_names, weights, objects.transform_batch, masks=_takes_masks(objects.model, shard)
+        self._columns = Columns(
+            self._model,
+            shard.inputs,
+            argument_names(shard.specs("input")),
+            shard.labels,
+            spec.output_names,
+            weights,
+            objects.transform_batch,
         )
         self._rows = Rows(self._add_up, 1 if tensors is None else peers.world_size)
         self._lockstep: Lockstep | None = None
@@ -275,13 +281,3 @@ class Trainer:
         with torch.no_grad():
             lockstep.rehearse("test", lambda: self._model.test_step(data))
         torch.random.set_rng_state(state)
-
-
-def _takes_masks(model: keras.Model, shard: Shard) -> bool:
-    """Whether the masks of padded inputs are inputs of the model as well."""
-    specs = shard.specs("input")
-    padded = [one for one in specs if one.pad is not None]
-    known = getattr(model, "_inputs_struct", None)
-    if not padded or known is None:
-        return bool(padded) and not isinstance(model, keras.Sequential)
-    return len(tree.flatten(known)) == len(specs) + len(padded)

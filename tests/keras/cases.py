@@ -225,7 +225,11 @@ CASES = [
         lambda: {
             "optimizer": sgd(),
             "loss": "binary_crossentropy",
-            "metrics": ["accuracy", keras.metrics.AUC(num_thresholds=50, name="auc"), keras.metrics.Precision(name="precision")],
+            "metrics": [
+                "accuracy",
+                keras.metrics.AUC(num_thresholds=50, name="auc"),
+                keras.metrics.Precision(name="precision"),
+            ],
         },
         validates=True,
     ),
