@@ -122,7 +122,7 @@ class MovingAverages:
         values = [ops.convert_to_numpy(one) for one in self._variables]
         if not values:
             return
-        sums = np.array([zlib.crc32(np.ascontiguousarray(one).view(np.uint8)) for one in values], np.float64)
+        sums = np.array([zlib.crc32(one.tobytes()) for one in values], np.float64)
         differing = self._peers.sum(sums) != sums * self._peers.world_size
         differing = self._peers.sum(differing.astype(np.float64)) > 0
         chosen = [(v, x) for v, x, other in zip(self._variables, values, differing, strict=True) if other]

@@ -28,7 +28,7 @@ def of_rank(callbacks: list[keras.callbacks.Callback], rank: int) -> list[keras.
     return [one for one in callbacks if rank == 0 or not isinstance(one, writers())]
 
 
-class First(keras.callbacks.Callback):
+class First(keras.callbacks.Callback):  # type: ignore[misc]
     """Before the user's: the epoch's order of rows, and moving averages that all ranks share.
 
     Parameters
@@ -61,7 +61,7 @@ class First(keras.callbacks.Callback):
             self._averages.equalise()
 
 
-class Last(keras.callbacks.Callback):
+class Last(keras.callbacks.Callback):  # type: ignore[misc]
     """After the user's: what a rank decides, all do; history, and the driver's progress bar.
 
     Parameters

@@ -21,10 +21,8 @@ def check_compiled(model: keras.Model, compiled: Mapping[str, Any], backend: str
     ParamError
         For a missing loss, and what the backend can't do.
     """
-    if importlib.util.find_spec({"torch": "torch"}.get(backend, backend)) is None:
-        raise ParamError(
-            f"keras_backend={backend!r}: {backend} is not installed here; pip install sparktrain[{backend}]"
-        )
+    if importlib.util.find_spec(backend) is None:
+        raise ParamError(f"keras_backend={backend!r}: not installed here; pip install 'sparktrain[{backend}]'")
     own_step = not _is_keras(type(model).train_step)
     if compiled.get("loss") is None and not own_step and not model.losses and _is_keras(type(model).compute_loss):
         raise ParamError("loss: give one, or a model that is compiled with one")

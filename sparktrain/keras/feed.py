@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import tree
 
 from sparktrain.arguments import Arguments, TransformBatch, transformed
 from sparktrain.errors import ParamError
@@ -78,7 +79,7 @@ class Columns:
         return x, targets[0] if len(targets) == 1 else targets
 
 
-class Batches(keras.utils.PyDataset):
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     """The steps of an epoch on one rank; as many as on the others, the last ones perhaps without rows.
 
     Parameters
@@ -116,7 +117,9 @@ class Batches(keras.utils.PyDataset):
         if self.epoch != self._epoch:
             self._epoch, self._rows = self.epoch, self._order(self.epoch)
         rows = self._rows[step * self._batch_size : (step + 1) * self._batch_size]
-        return self._finish(*self._columns.take(rows, training=self._training), len(rows))
+        batch = self._finish(*self._columns.take(rows, training=self._training), len(rows))
+        laid_out: tuple[Any, ...] = tree.lists_to_tuples(batch)  # tf.data takes a list for a tensor
+        return laid_out
 
 
 def _plain(x: Any, y: Any, weights: Any, rows: int) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ are used up makes the same exchanges with zeros, and touches no metric and no mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -192,11 +193,11 @@ class Lockstep:
                 self._record.append(_Apply(joined, tuple(variables), tuple(one is not None for one in grads)))
             if self._rehearses:
                 return None
-            return apply(self._joined_gradients(grads), variables)
+            return apply(self._joined_gradients(grads, variables), variables)
 
         return joined
 
-    def _joined_gradients(self, grads: list[Any]) -> list[Any]:
+    def _joined_gradients(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         """Each gradient as the mean over all ranks, weighted by rows; None stays None."""
         ops = keras.ops
         present = [self._tensors.dense(one) for one in grads if one is not None]
@@ -205,9 +206,10 @@ class Lockstep:
         total = self._tensors.sum(ops.concatenate([*parts, rows, ops.zeros((1,))]), self._tell, self._hear)
         count = total[-2]
         joined, start = [], 0
-        for one in present:
-            size = int(np.prod(one.shape))
-            joined.append(ops.cast(ops.reshape(total[start : start + size] / count, one.shape), one.dtype))
+        shapes = [tuple(variable.shape) for variable, one in zip(variables, grads, strict=True) if one is not None]
+        for one, shape in zip(present, shapes, strict=True):
+            size = math.prod(shape)
+            joined.append(ops.cast(ops.reshape(total[start : start + size] / count, shape), one.dtype))
             start += size
         rest = iter(joined)
         return [None if one is None else next(rest) for one in grads]

@@ -41,7 +41,7 @@ class Rows:
         self.ranks = ranks
 
 
-class GlobalLoss(keras.losses.Loss):
+class GlobalLoss(keras.losses.Loss):  # type: ignore[misc]
     """A loss whose mean over ranks, weighted by rows, is the loss of the global batch.
 
     Parameters

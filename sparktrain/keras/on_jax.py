@@ -1,9 +1,9 @@
-"""What the workers import for Keras on its JAX backend: it settles the backend, and then the trainer loads Keras."""
+"""What workers import for Keras on its JAX backend: the backend is settled before the trainer loads Keras."""
 
 import os
 
 os.environ["KERAS_BACKEND"] = "jax"
 
-from sparktrain.keras.trainer import train  # noqa: E402
+from sparktrain.keras.trainer import train
 
 __all__ = ["train"]

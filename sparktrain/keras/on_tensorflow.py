@@ -1,9 +1,9 @@
-"""What the workers import for Keras on its TensorFlow backend: it settles the backend, and then the trainer loads Keras."""
+"""What workers import for Keras on its TensorFlow backend: the backend is settled before the trainer loads Keras."""
 
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
-from sparktrain.keras.trainer import train  # noqa: E402
+from sparktrain.keras.trainer import train
 
 __all__ = ["train"]

@@ -60,9 +60,9 @@ class Padded:
         model = self._model
         if _is_own(model, "train_step") or _is_own(model, "compute_metrics"):
             raise ParamError(
-                f"model: {type(model).__name__} has a train_step or compute_metrics of its own; on the JAX backend such "
-                "a model trains on shards of equal size alone, whose rows batch_size divides: it would take padding for "
-                "rows. Use keras_backend='tensorflow' or 'torch', or drop rows yourself"
+                f"model: {type(model).__name__} has a train_step or compute_metrics of its own, which would take padding "
+                "for rows: on the JAX backend it trains on shards of equal size alone. Use keras_backend='tensorflow' or "
+                "'torch', or drop rows yourself"
             )
         self._put(model, "train_step", self._step(model.train_step))
         self._put(model, "test_step", self._step(model.test_step))

@@ -143,7 +143,7 @@ class HasKerasTraining(HasKerasBackend):
     )
     customObjects = GangParam(
         "custom_objects",
-        "Classes and functions that the model uses, by name. Those of its layers, losses and metrics are found without.",
+        "Classes and functions that the model uses, by name. Those of layers, losses and metrics are found without.",
         _custom_objects,
         {},
         by_value=True,
@@ -199,7 +199,7 @@ class HasKerasTraining(HasKerasBackend):
     runEagerly = GangParam("run_eagerly", "As in Model.compile: run steps in Python, to debug.", params.boolean, None)
     syncBatchnorm = GangParam(
         "sync_batchnorm",
-        "BatchNormalization normalises by the moments of the global batch, which makes it exact. On JAX it always does.",
+        "BatchNormalization normalises by the moments of the global batch, so it is exact. On JAX it always does.",
         params.boolean,
         False,
     )

@@ -189,7 +189,8 @@ class Trainer:
         spec, model, split = self._spec, self._model, self._split
         feed = self._feed(lambda epoch: split.epoch_order(epoch, seed=spec.seed, shuffle=spec.shuffle), training=True)
         held_out = self._feed(lambda epoch: split.validation, training=False) if split.validates else None
-        averages, inside = None, None
+        averages: MovingAverages | None = None
+        inside: Lockstep | Padded | None = None
         if self._peers.world_size > 1 and self._tensors is not None:
             averages = MovingAverages(model, self._peers, split.rows_by_rank, synchronised=spec.sync_batchnorm)
             self._lockstep = inside = self._in_lockstep(self._tensors)

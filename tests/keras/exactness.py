@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import keras
@@ -73,14 +74,15 @@ class Whole(keras.utils.PyDataset):
         labels: Any = y[0] if len(y) == 1 else y
         if case.names is not None:
             given, labels = dict(zip(case.names, x, strict=True)), dict(zip(case.spec["output_names"], y, strict=True))
-        return (given, labels) if weights is None else (given, labels, weights)
+        batch = (given, labels) if weights is None else (given, labels, weights)
+        return keras.tree.lists_to_tuples(batch)
 
     def _orders(self) -> list[np.ndarray]:
         if self._held_out:
             return [np.flatnonzero(self._rows["held_out"])]
         starts = np.cumsum((0, *self._split))
         orders = []
-        for start, stop in zip(starts, starts[1:], strict=False):
+        for start, stop in itertools.pairwise(starts):
             keys = np.arange(start, stop)
             digest = plan.digest(keys, np.arange(len(keys)))
             orders.append(plan.epoch_order(keys, seed=SEED, epoch=self.epoch, shard_digest=digest, shuffle=True))
