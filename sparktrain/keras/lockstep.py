@@ -235,7 +235,8 @@ class Lockstep:
                     start += value.size
                     mean = getattr(variable, "aggregation", "sum") == "mean"
                     variable.assign((joint / self._peers.world_size if mean else joint).astype(value.dtype))
-            found = results(logs)
+            # as numbers: a metric may give its very variable
+            found = {name: float(keras.ops.convert_to_numpy(value)) for name, value in results(logs).items()}
             for variable, value in zip(variables, own, strict=True):
                 variable.assign(value)
             return found if self._is_metrics(found) else self._mean_logs(found)
@@ -243,12 +244,12 @@ class Lockstep:
         return joined
 
     def _is_metrics(self, logs: Any) -> bool:
-        return isinstance(logs, dict) and set(logs) == set(self._model.get_metrics_result())
+        return set(logs) == set(self._model.get_metrics_result())
 
     def _mean_logs(self, logs: Any) -> Any:
         """Values that a custom step gives for its last batch: their mean over the ranks, weighted by its rows."""
         names, rows = sorted(logs), self._last_rows[self.phase]
-        values = [float(keras.ops.convert_to_numpy(logs[name])) if rows else 0.0 for name in names]
+        values = [logs[name] if rows else 0.0 for name in names]
         count, *sums = self._peers.sum(np.array([1.0, *values], np.float64) * rows)
         return {name: value / count for name, value in zip(names, sums, strict=True)}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 from keras import ops, tree
+from keras.src.backend import get_keras_mask
 from keras.src.losses.losses import LossFunctionWrapper
 
 from sparktrain.errors import ParamError
@@ -57,7 +58,7 @@ class GlobalLoss(keras.losses.Loss):  # type: ignore[misc]
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         rows = self._rows
-        masked = getattr(y_pred, "_keras_mask", None) is not None or _ignores(self.inner)
+        masked = get_keras_mask(y_pred) is not None or _ignores(self.inner)
         usual = self.reduction in ("mean", "sum_over_batch_size") and not masked and rows.present is None
         if rows.count is None or usual or type(self.inner).__call__ is not keras.losses.Loss.__call__:
             return self.inner(y_true, y_pred, sample_weight=sample_weight)
@@ -67,21 +68,21 @@ class GlobalLoss(keras.losses.Loss):  # type: ignore[misc]
 
     def _parts(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
         """The sum over this rank's rows, and what the sum over all rows is divided by: this rank's part of it."""
-        mask = getattr(y_pred, "_keras_mask", None)
+        mask = get_keras_mask(y_pred)
         y_pred = tree.map_structure(lambda one: ops.convert_to_tensor(one, dtype=self.dtype), y_pred)
         y_true = tree.map_structure(lambda one: ops.convert_to_tensor(one, dtype=self.dtype), y_true)
         values = self.inner.call(y_true, y_pred)
-        own_mask = getattr(values, "_keras_mask", None)
+        own_mask = get_keras_mask(values)
         masks = [one for one in (mask, own_mask) if one is not None]
         if len(values.shape) == 0:  # a mean already
             count = ops.cast(self._rows.count, self.dtype)
             return values * count, count
         weight = ops.ones_like(values)
         for one in [*masks, *([] if self._rows.present is None else [self._rows.present])]:
-            weight = weight * _aligned(ops.cast(one, self.dtype), values)
+            weight = weight * aligned(ops.cast(one, self.dtype), values)
         valid = ops.sum(weight)
         if sample_weight is not None:
-            weight = weight * _aligned(ops.cast(sample_weight, self.dtype), values)
+            weight = weight * aligned(ops.cast(sample_weight, self.dtype), values)
         numerator = ops.sum(ops.where(weight == 0, 0.0, values) * weight)
         if self.reduction == "sum":
             return numerator, ops.ones_like(numerator) / self._rows.ranks
@@ -95,7 +96,7 @@ def _ignores(loss: keras.losses.Loss) -> bool:
     return getattr(loss, "ignore_class", None) is not None or "ignore_class" in getattr(loss, "_fn_kwargs", {})
 
 
-def _aligned(weight: Any, values: Any) -> Any:
+def aligned(weight: Any, values: Any) -> Any:
     """`weight` with as many axes as `values`."""
     while len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
         weight = ops.squeeze(weight, -1)

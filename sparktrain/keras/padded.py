@@ -13,10 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops, tree
+from keras.src.backend import get_keras_mask
 
 from sparktrain.errors import ParamError
 from sparktrain.keras.batchnorm import batchnorms_of, present_moments, put_moments
-from sparktrain.keras.losses import Rows
+from sparktrain.keras.losses import Rows, aligned
 
 Array = np.ndarray[Any, Any]
 
@@ -60,9 +61,9 @@ class Padded:
         model = self._model
         if _is_own(model, "train_step") or _is_own(model, "compute_metrics"):
             raise ParamError(
-                f"model: {type(model).__name__} has a train_step or compute_metrics of its own, which would take padding "
-                "for rows: on the JAX backend it trains on shards of equal size alone. Use keras_backend='tensorflow' or "
-                "'torch', or drop rows yourself"
+                f"model: {type(model).__name__} has a train_step or compute_metrics of its own, which would take "
+                "padding for rows: on the JAX backend it trains on shards of equal size alone. Use "
+                "keras_backend='tensorflow' or 'torch', or drop rows yourself"
             )
         self._put(model, "train_step", self._step(model.train_step))
         self._put(model, "test_step", self._step(model.test_step))
@@ -71,6 +72,10 @@ class Padded:
             self._put(tracker, "update_state", self._of_rows(tracker.update_state))
         for metric in _compiled_metrics(model):
             self._put(metric, "update_state", self._of_present(metric.update_state))
+        for layer in model._flatten_layers():
+            if layer.activity_regularizer is not None:
+                self._undo.append(partial(setattr, layer, "activity_regularizer", layer.activity_regularizer))
+                layer.activity_regularizer = self._of_rows_present(layer.activity_regularizer)
         for layer in batchnorms_of(model):
             put_moments(layer, present_moments(layer, lambda: self._rows.present))
             self._undo.append(partial(object.__delattr__, layer, "_moments"))
@@ -94,14 +99,28 @@ class Padded:
 
         return informed
 
+    def _of_rows_present(self, penalty: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Keras sums a penalty on outputs over a batch, and divides it by the batch."""
+
+        def penalised(output: Any) -> Any:
+            if self._rows.present is None:
+                return penalty(output)
+            present = aligned(ops.cast(self._rows.present, output.dtype), output)
+            return penalty(output * present) * output.shape[0] / ops.cast(self._rows.count, output.dtype)
+
+        return penalised
+
     def _of_rows(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """A tracker of a loss counts rows, not the batch."""
         return lambda values, sample_weight=None: update(values, sample_weight=self._rows.count)
 
     def _of_present(self, update: Callable[..., Any]) -> Callable[..., Any]:
         def masked(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            mask = get_keras_mask(y_pred)
             present = self._rows.present
-            weight = present if sample_weight is None else ops.reshape(sample_weight, (-1,)) * present
+            if mask is not None:
+                present = aligned(present, mask) * ops.ones_like(ops.cast(mask, present.dtype))
+            weight = present if sample_weight is None else aligned(sample_weight, present) * present
             return update(y_true, y_pred, sample_weight=weight)
 
         return masked
