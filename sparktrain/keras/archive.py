@@ -255,7 +255,6 @@ def dumps(value: Any, *, weights: bool = True) -> bytes:
     """
     buffer = io.BytesIO()
     try:
-        cloudpickle.Pickler(buffer).dump(custom_objects_of(value))
         _Pickler(buffer, weights).dump(value)
     except (pickle.PicklingError, TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError) as error:
         raise ParamError(
@@ -276,10 +275,8 @@ def loads(data: bytes, unpickler: Unpickler | None = None, *, safe_mode: bool = 
     safe_mode : bool
         Whether Keras refuses lambdas.
     """
-    stream = io.BytesIO(data)
-    custom_objects: CustomObjects = (unpickler or _Unpickler)(stream).load()
-    reader = (unpickler or _Unpickler)(stream)
-    reader.persistent_load = _Restore(custom_objects, safe_mode)  # type: ignore[method-assign]
+    reader = (unpickler or _Unpickler)(io.BytesIO(data))
+    reader.persistent_load = _Restore(safe_mode)  # type: ignore[method-assign]
     return reader.load()
 
 
@@ -288,7 +285,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Gives each Keras object a persistent id: what it is, a number to know it again by, its config, its values."""
+    """Gives each Keras object a persistent id: what it is, a number to know it again by,
+    its config, its values, and the custom objects in it."""
 
     def __init__(self, buffer: io.BytesIO, weights: bool) -> None:
         super().__init__(buffer)
@@ -301,15 +299,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is None:
             return None
         if id(obj) in self._numbers:
-            return ("again", self._numbers[id(obj)], None, None)
+            return ("again", self._numbers[id(obj)], None, None, {})
         self._keep.append(obj)
         number = self._numbers[id(obj)] = len(self._numbers)
         if kind == "layer":
             holds = self._weights and isinstance(obj, keras.Model) and obj.built
             values = values_of(obj.variables) if holds else None
-            return (kind, number, skeleton_of(obj), values)
-        built = kind == "optimizer" and obj.built
-        return (kind, number, serialized(obj), values_of(obj.variables) if built else None)
+            return (kind, number, skeleton_of(obj), values, custom_objects_of(obj))
+        values = values_of(obj.variables) if kind == "optimizer" and obj.built else None
+        return (kind, number, serialized(obj), values, custom_objects_of(obj))
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (types.FunctionType, type)):
@@ -354,26 +352,26 @@ def _check_origin(config: Any, custom_objects: CustomObjects) -> None:
 class _Restore:
     """Resolves persistent ids; the same number gives the same object."""
 
-    def __init__(self, custom_objects: CustomObjects, safe_mode: bool) -> None:
-        self._custom_objects, self._safe_mode = custom_objects, safe_mode
+    def __init__(self, safe_mode: bool) -> None:
+        self._safe_mode = safe_mode
         self._made: dict[int, Any] = {}
 
     def __call__(self, pid: tuple[Any, ...]) -> Any:
-        kind, number, content, values = pid
+        kind, number, content, values, custom_objects = pid
         if number not in self._made:
-            self._made[number] = self._make(kind, content, values)
+            self._made[number] = self._make(kind, content, values, custom_objects)
         return self._made[number]
 
-    def _make(self, kind: str, content: Any, values: Values | None) -> Any:
+    def _make(self, kind: str, content: Any, values: Values | None, custom_objects: CustomObjects) -> Any:
         if self._safe_mode:
-            _check_origin(content.config if isinstance(content, Skeleton) else content, self._custom_objects)
+            _check_origin(content.config if isinstance(content, Skeleton) else content, custom_objects)
         if kind == "layer":
-            made = model_of(content, self._custom_objects, safe_mode=self._safe_mode)
+            made = model_of(content, custom_objects, safe_mode=self._safe_mode)
             if values is not None:
                 assign(made.variables, values, "model")
             return made
         made = keras.saving.deserialize_keras_object(
-            content, custom_objects=dict(self._custom_objects), safe_mode=self._safe_mode
+            content, custom_objects=dict(custom_objects), safe_mode=self._safe_mode
         )
         if values is not None:
             made.sparktrain_values = values  # its variables come with a model's: see `with_values`

@@ -25,10 +25,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparktrain.arguments import TransformBatch
-from sparktrain.errors import DataError, ParamError
+from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
+from sparktrain.shards.split import Split
 from sparktrain.torch import bundle
 from sparktrain.torch.batchnorm import synchronise
 from sparktrain.torch.callbacks import Callback, TrainState
@@ -127,15 +128,8 @@ class Trainer:
         self._device = device
         self.output_shapes: list[tuple[str, list[int]]] | None = None
 
-        column = shard.validation
-        self._train_rows, self._val_rows = plan.split(
-            shard.keys, spec.validation if column is None else column, spec.seed
-        )
-        self._digest = plan.digest(shard.keys, self._train_rows)
-        self._rows_by_rank = collective.gather(len(self._train_rows))
-        val_rows = sum(collective.gather(len(self._val_rows)))
-        self._validates = column is not None or spec.validation is not None
-        self._check_split(sum(self._rows_by_rank), val_rows)
+        self._split = Split.of(shard, spec.validation, spec.seed, collective.gather)
+        self._rows_by_rank = self._split.rows_by_rank
         self._steps = plan.steps_per_epoch(self._rows_by_rank, spec.step_rows)
 
         self._model = objects.model.to(device)
@@ -164,13 +158,6 @@ class Trainer:
         self._state = TrainState(
             collective.rank, collective.world_size, self._model, self._optimizer, spec.epochs, steps=self._steps
         )
-
-    def _check_split(self, train_rows: int, val_rows: int) -> None:
-        if not train_rows:
-            raise DataError(f"validation takes all {val_rows} rows: none is left to train on")
-        if self._validates and not val_rows:
-            given = self._spec.validation or repr(self._shard.specs("validation")[0].name)
-            raise DataError(f"validation={given} holds out none of {train_rows} rows")
 
     def _counted_denominators(self) -> list[bool]:
         """For each loss, whether labels anywhere in the gang need its denominator counted by label."""
@@ -216,7 +203,7 @@ class Trainer:
         self._strategy.end_epoch(self._model, means.local_rows)
         entry: dict[str, float] = {"epoch": epoch + 1}
         entry |= means.reduce(self._collective, self._spec.loss_weights)
-        if self._validates:
+        if self._split.validates:
             entry |= self._evaluate().reduce(self._collective, self._spec.loss_weights, prefix="val_")
         if self._spec.lr_scheduler_interval == "epoch":
             self._step_scheduler(entry)
@@ -230,9 +217,7 @@ class Trainer:
 
     def _train_epoch(self, epoch: int) -> EpochMeans:
         spec = self._spec
-        order = plan.epoch_order(
-            self._train_rows, seed=spec.seed, epoch=epoch, shard_digest=self._digest, shuffle=spec.shuffle
-        )
+        order = self._split.epoch_order(epoch, seed=spec.seed, shuffle=spec.shuffle)
         means = EpochMeans([one.link for one in self._criteria], self._metrics)
         progress = Progress(self._emit, epoch + 1, spec, self._steps, active=self._collective.rank == 0)
         self._model.train()
@@ -312,8 +297,8 @@ class Trainer:
         global_batch = self._spec.step_rows * self._collective.world_size
         self._model.eval()
         with torch.no_grad():
-            for start in range(0, len(self._val_rows), size):
-                batch = self._feed.batch(self._val_rows[start : start + size], training=False)
+            for start in range(0, len(self._split.validation), size):
+                batch = self._feed.batch(self._split.validation[start : start + size], training=False)
                 with self._columns_named():
                     outputs, targets, numerators = self._step.evaluate(batch)
                 means.add_loss(torch.stack(numerators), self._denominators.local(batch, global_batch))

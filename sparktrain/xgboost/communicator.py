@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -15,10 +12,9 @@ import numpy as np
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
+from sparktrain.gang import announce
 from sparktrain.gang.spec import Gang
 from sparktrain.shards.arrow import Array
-
-CONNECT_S = 10.0
 
 
 @contextlib.contextmanager
@@ -41,14 +37,13 @@ def join(gang: Gang, listen_fd: int | None, *, retries: int | None = None) -> It
     timeout_s = max(int(gang.collective_timeout_s), 1)
     if gang.rank == 0:
         assert listen_fd is not None
-        host = socket.getaddrinfo(gang.endpoint[0], 0, type=socket.SOCK_STREAM)[0][4][0]
-        tracker = RabitTracker(n_workers=gang.world_size, host_ip=str(host), sortby="task", timeout=timeout_s)
+        host = announce.address_of(gang.endpoint[0])
+        tracker = RabitTracker(n_workers=gang.world_size, host_ip=host, sortby="task", timeout=timeout_s)
         tracker.start()
         arguments = tracker.worker_args()
-        listener = socket.socket(fileno=listen_fd)
-        threading.Thread(target=_tell, args=(listener, arguments), daemon=True, name="sparktrain-tracker").start()
+        announce.tell(listen_fd, arguments)
     else:
-        arguments = _ask(gang.endpoint, timeout_s)
+        arguments = announce.ask(gang.endpoint, timeout_s)
     own: dict[str, Any] = {"dmlc_task_id": f"{gang.rank:08d}", "dmlc_timeout": timeout_s}
     if retries is not None:
         own["dmlc_retry"] = retries
@@ -59,26 +54,6 @@ def join(gang: Gang, listen_fd: int | None, *, retries: int | None = None) -> It
         yield
     if tracker is not None:  # the others still say goodbye to it, and this process ends with the block
         tracker.wait_for(timeout_s)
-
-
-def _tell(listener: socket.socket, arguments: dict[str, Any]) -> None:
-    """Tell whoever asks, until this process ends: nothing that is told is secret, and nobody is waited for."""
-    text = json.dumps(arguments).encode()
-    while True:
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(CONNECT_S)
-                connection.sendall(text)
-
-
-def _ask(endpoint: tuple[str, int], timeout_s: float) -> dict[str, Any]:
-    """The tracker's arguments; rank 0's socket has listened since before the ranks met, so this only waits."""
-    with socket.create_connection(endpoint, CONNECT_S) as connection:
-        connection.settimeout(timeout_s)
-        with connection.makefile("rb") as file:
-            arguments: dict[str, Any] = json.loads(file.read())
-            return arguments
 
 
 def gathered(value: Any) -> list[Any]:

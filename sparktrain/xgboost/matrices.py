@@ -204,6 +204,7 @@ class MatrixMaker:
             "nthread": self.threads,
             "enable_categorical": bool(self.types and "c" in self.types),
         }
+        matrix: xgb.DMatrix
         if quantised:
             kind = xgb.QuantileDMatrix if cache is None else xgb.ExtMemQuantileDMatrix
             matrix = kind(batches, max_bin=int(self.params.get("max_bin", DEFAULT_MAX_BIN)), ref=ref, **general)

@@ -113,7 +113,7 @@ def test_a_config_is_no_way_to_import_a_module(tmp_path: Path) -> None:
     assert skeleton.config is not None
     skeleton.config["config"]["layers"][-1].update(module="intruder", class_name="Run", registered_name="Run")
     with pytest.raises(ValueError, match=r"a config names intruder.Run, which the file does not bring"):
-        archive._Restore({}, True)(("layer", 0, skeleton, None))
+        archive._Restore(True)(("layer", 0, skeleton, None, {}))
 
 
 def saved(directory: Path) -> list[str]:

@@ -1,0 +1,85 @@
+"""How the ranks of a Keras gang reach one another, by Keras's backend."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+
+import keras
+
+from sparktrain.gang import announce
+from sparktrain.gang.spec import Gang
+from sparktrain.keras.lockstep import Tensors
+from sparktrain.keras.peers import JaxPeers, Peers, TorchPeers
+
+
+@contextlib.contextmanager
+def join(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors | None]]:
+    """Be one rank of the gang; leave the block together with all others.
+
+    Yields
+    ------
+    peers : Peers
+    tensors : Tensors or None
+        None on JAX, whose ranks run one program.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        with _jax(gang, listen_fd) as jax_peers:
+            yield jax_peers, None
+        return
+    from sparktrain.torch import collective
+
+    on_gpu = gang.device == "cuda"
+    with collective.join(gang, listen_fd) as ranks:
+        peers = TorchPeers(ranks)
+        if backend == "torch":
+            from sparktrain.keras.tensors_torch import TorchTensors
+
+            yield peers, TorchTensors(ranks)
+            return
+        from sparktrain.keras.tensors_tensorflow import TensorFlowTensors, limit
+
+        limit(on_gpu=on_gpu)
+        ports = peers.gather(announce.free_port(gang.hosts[gang.rank]))
+        os.environ["TF_CONFIG"] = tf_config(gang, ports)
+        yield peers, TensorFlowTensors(ranks, on_gpu=on_gpu)
+
+
+def tf_config(gang: Gang, ports: list[int]) -> str:
+    """``TF_CONFIG`` as TensorFlow's users know it: rank 0 is the chief, the others are workers."""
+    addresses = [f"{host}:{port}" for host, port in zip(gang.hosts, ports, strict=True)]
+    cluster = {"chief": addresses[:1], **({"worker": addresses[1:]} if addresses[1:] else {})}
+    task = {"type": "worker", "index": gang.rank - 1} if gang.rank else {"type": "chief", "index": 0}
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+@contextlib.contextmanager
+def _jax(gang: Gang, listen_fd: int | None) -> Iterator[JaxPeers]:
+    import jax
+
+    if gang.world_size > 1:
+        timeout_s = int(gang.collective_timeout_s)
+        if gang.rank == 0:
+            assert listen_fd is not None
+            host = announce.address_of(gang.endpoint[0])
+            port = announce.free_port(gang.endpoint[0])
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            announce.tell(listen_fd, {"coordinator": address})
+        else:
+            address = announce.ask(gang.endpoint, timeout_s)["coordinator"]
+        jax.distributed.initialize(
+            coordinator_address=address,
+            num_processes=gang.world_size,
+            process_id=gang.rank,
+            local_device_ids=None,
+            coordinator_bind_address=address if gang.rank == 0 else None,
+            initialization_timeout=timeout_s,
+        )
+    yield JaxPeers(gang.rank, gang.world_size)
+    if gang.world_size > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("sparktrain")  # rank 0 holds the coordinator

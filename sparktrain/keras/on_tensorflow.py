@@ -1,0 +1,9 @@
+"""What workers import for Keras on its TensorFlow backend: the backend is settled before the trainer loads Keras."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+from sparktrain.keras.trainer import train
+
+__all__ = ["train"]

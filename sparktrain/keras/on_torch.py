@@ -1,0 +1,9 @@
+"""What workers import for Keras on its PyTorch backend: the backend is settled before the trainer loads Keras."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+from sparktrain.keras.trainer import train
+
+__all__ = ["train"]

@@ -1,0 +1,46 @@
+"""What the Keras trainer is told, as frozen data; imports neither Keras nor pyspark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Backend = Literal["tensorflow", "jax", "torch"]
+BACKENDS = ("tensorflow", "jax", "torch")
+
+TRAINERS: dict[str, str] = {name: f"sparktrain.keras.on_{name}:train" for name in BACKENDS}
+"""What a worker imports: each module settles Keras's backend first."""
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """A fit's settings.
+
+    Parameters
+    ----------
+    batch_size : int
+        Rows of a rank in a step.
+    epochs, seed : int
+    shuffle : bool
+        Permute each shard anew every epoch; False keeps key order.
+    validation : float or None
+        Fraction of rows to hold out; a validation column is a tensor of the shard instead.
+    validation_batch_size : int or None
+        None: `batch_size`.
+    validation_freq : int
+        Epochs from one validation to the next.
+    sync_batchnorm : bool
+        BatchNormalization over the global batch.
+    output_names : tuple of str or None
+        The model's output of each label; None: by position.
+    """
+
+    batch_size: int
+    epochs: int
+    seed: int
+    shuffle: bool
+    validation: float | None
+    validation_batch_size: int | None
+    validation_freq: int
+    sync_batchnorm: bool
+    output_names: tuple[str, ...] | None

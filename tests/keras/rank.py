@@ -1,0 +1,59 @@
+"""One rank of a gang without Spark, on one of Keras's backends: ``python -m tests.keras.rank BACKEND FUNCTION …``.
+
+FUNCTION is ``module:name``; it is given the peers and the backend's tensors, and what it returns is saved for the test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_ranks(backend: str, function: str, world: int, out: Path, timeout_s: float = 240) -> list[Any]:
+    """Run `function` on `world` ranks, one process each; returns what each returned, in rank order."""
+    env = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        os.set_inheritable(listener.fileno(), True)
+        address = ["127.0.0.1", str(listener.getsockname()[1]), str(listener.fileno()), str(out)]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.keras.rank", function, str(rank), str(world), *address],
+                cwd=ROOT,
+                env=env,
+                pass_fds=[listener.fileno()],
+            )
+            for rank in range(world)
+        ]
+        try:
+            codes = [process.wait(timeout_s) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+    assert codes == [0] * world
+    return [pickle.loads((out / f"{rank}.pkl").read_bytes()) for rank in range(world)]
+
+
+def main() -> None:
+    from sparktrain.gang.spec import Gang
+    from sparktrain.keras.join import join
+
+    module, _, name = sys.argv[1].partition(":")
+    rank, world, port, fd = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5]), int(sys.argv[6])
+    gang = Gang(rank, (sys.argv[4],) * world, (sys.argv[4], port), collective_timeout_s=60)
+    with join(gang, fd if rank == 0 else None) as (peers, tensors):
+        result = getattr(importlib.import_module(module), name)(peers, tensors)
+    Path(sys.argv[7], f"{rank}.pkl").write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # as the worker does

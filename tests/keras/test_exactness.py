@@ -1,0 +1,45 @@
+"""N ranks end with the weights, losses and metrics of plain Keras on the same global batches, on each backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.keras.rank import run_ranks
+
+BACKENDS = ("tensorflow", "jax", "torch")
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_ranks(backend, "tests.keras.exactness:plain", 1, tmp_path_factory.mktemp("plain"))[0]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_n_ranks_train_as_one_process(backend: str, plain: dict[str, Any], world: int, tmp_path: Path) -> None:
+    ranks = run_ranks(backend, "tests.keras.exactness:train", world, tmp_path)
+    wrong = []
+    for name, (values, history) in ranks[0].items():
+        for other in ranks[1:]:
+            for mine, theirs in zip(values["model"], other[name][0]["model"], strict=True):
+                np.testing.assert_array_equal(mine, theirs, err_msg=f"{name}: ranks differ")
+        expected, logs = plain[name]
+        tolerance = 3e-3 if name.startswith("mixed") else 1e-4
+        for mine, theirs in zip(values["model"], expected, strict=True):
+            if mine.dtype.kind == "f" and not np.allclose(mine, theirs, atol=tolerance):
+                wrong.append(f"{name}: weights differ by {np.abs(mine - theirs).max():.2e}")
+                break
+        logs = {metric: logs["mae" if metric == "spread" else metric] for metric in logs}  # ours counts rows
+        for metric, series in logs.items():
+            mine = [entry["lr" if metric == "learning_rate" else metric] for entry in history]
+            if not np.allclose(mine, series, atol=tolerance):
+                wrong.append(f"{name}: {metric} {np.round(mine, 5)} instead of {np.round(series, 5)}")
+    assert not wrong, "\n".join(wrong)
