@@ -38,7 +38,8 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors | N
         if backend == "torch":
             from sparktrain.keras.tensors_torch import TorchTensors
 
-            yield peers, TorchTensors(ranks)
+            with keras.device("gpu:0" if on_gpu else "cpu:0"):
+                yield peers, TorchTensors(ranks)
             return
         from sparktrain.keras.tensors_tensorflow import TensorFlowTensors, limit
 
@@ -60,6 +61,8 @@ def tf_config(gang: Gang, ports: list[int]) -> str:
 def _jax(gang: Gang, listen_fd: int | None) -> Iterator[JaxPeers]:
     import jax
 
+    if gang.device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
     if gang.world_size > 1:
         timeout_s = int(gang.collective_timeout_s)
         if gang.rank == 0:

@@ -19,6 +19,7 @@ from sparktrain.keras.held import KerasValue
 from sparktrain.keras.inputs import check_inputs, join_scalars, shaped
 from sparktrain.keras.predict import KerasPredictor
 from sparktrain.keras.signature import listed, output_names, outputs_kind, structured
+from sparktrain.keras.spec import BACKENDS
 from sparktrain.network import HasThreshold, NetworkModel, Outputs
 from sparktrain.params import GangParam, KeywordParams
 from sparktrain.session import session_of
@@ -52,7 +53,7 @@ class HasKerasBackend(KeywordParams):
     kerasBackend = GangParam(
         "keras_backend",
         "The Keras backend of the executors: 'tensorflow', 'jax' or 'torch'; by default the driver's.",
-        params.one_of("tensorflow", "jax", "torch"),
+        params.one_of(*BACKENDS),
         None,
     )
 

@@ -9,17 +9,8 @@ import keras
 from keras import tree
 
 from sparktrain import params
-from sparktrain.keras.spec import BACKENDS
-from sparktrain.params import GangParam, KeywordParams
-
-HISTORY_KEYS = {"epoch", "loss", "lr", "rows_per_s", "seconds"}
-
-
-def model(value: Any) -> keras.Model:
-    """Converter of a Param that holds a model."""
-    if not isinstance(value, keras.Model):
-        raise ValueError("a keras.Model instance (Sequential, functional or subclassed)")
-    return value
+from sparktrain.keras.model import HasKerasBackend
+from sparktrain.params import GangParam
 
 
 def _optimizer(value: Any) -> Any:
@@ -91,17 +82,6 @@ def _jit(value: Any) -> bool | str:
     if value == "auto" or isinstance(value, bool):
         return value  # type: ignore[no-any-return]
     raise ValueError("True, False or 'auto'")
-
-
-class HasKerasBackend(KeywordParams):
-    """Which of Keras's backends computes."""
-
-    kerasBackend = GangParam(
-        "keras_backend",
-        "The Keras backend that the workers use: 'tensorflow', 'jax' or 'torch'. None: the driver's.",
-        params.one_of(*BACKENDS),
-        None,
-    )
 
 
 class HasKerasTraining(HasKerasBackend):
