@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -36,9 +37,12 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors | N
     with collective.join(gang, listen_fd) as ranks:
         peers = TorchPeers(ranks)
         if backend == "torch":
+            import torch
+
             from sparktrain.keras.tensors_torch import TorchTensors
 
-            with keras.device("gpu:0" if on_gpu else "cpu:0"):
+            hides = torch.cuda.is_available() and not on_gpu  # GPUs that Spark does not schedule
+            with keras.device("cpu") if hides else contextlib.nullcontext():
                 yield peers, TorchTensors(ranks)
             return
         from sparktrain.keras.tensors_tensorflow import TensorFlowTensors, limit
@@ -62,7 +66,8 @@ def _jax(gang: Gang, listen_fd: int | None) -> Iterator[JaxPeers]:
     import jax
 
     if gang.device == "cpu":
-        jax.config.update("jax_platforms", "cpu")
+        config: Any = jax.config
+        config.update("jax_platforms", "cpu")
     if gang.world_size > 1:
         timeout_s = int(gang.collective_timeout_s)
         if gang.rank == 0:
