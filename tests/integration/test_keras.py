@@ -1,0 +1,192 @@
+"""`KerasEstimator` on real Spark: two ranks on each Keras backend, callbacks, tuning, persistence, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import callbacks, layers
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from sparktrain.errors import ColumnError, ParamError, RankFailed
+from sparktrain.keras import KerasEstimator, KerasModel
+
+pytestmark = pytest.mark.integration
+
+BACKENDS = ("tensorflow", "jax", "torch")
+COMMON: dict[str, Any] = {"feature_cols": ["features"], "num_proc": 2, "batch_size": 16, "verbose": 0}
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> DataFrame:
+    """400 rows: ``features`` (4 floats), ``y`` a sum of them, ``kind`` of 3 classes, ``held`` true for a fifth."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(400, 4)).astype(np.float32)
+    y = features @ np.array([1.0, -2.0, 0.5, 0.0])
+    kinds = np.digitize(y, [-1.0, 1.0])
+    rows = [
+        (i, [float(v) for v in x], float(t), int(k), i % 5 == 0)
+        for i, (x, t, k) in enumerate(zip(features, y, kinds, strict=True))
+    ]
+    schema = "id long, features array<float>, y double, kind int, held boolean"
+    return spark.createDataFrame(rows, schema).repartition(3).cache()
+
+
+def classifier() -> keras.Model:
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(3, "softmax")(layers.Dense(16, "relu")(inputs)))
+
+
+def regressor(rate: float = 0.05) -> keras.Model:
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.Adam(rate), loss="mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_classifier_on_each_backend(df: DataFrame, backend: str, tmp_path: Path) -> None:
+    estimator = KerasEstimator(
+        model=classifier(),
+        optimizer=keras.optimizers.Adam(0.05),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        label_cols=["kind"],
+        validation="held",
+        epochs=12,
+        prediction_type="classification",
+        keras_backend=backend,
+        callbacks=[
+            callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True),
+            callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True),
+            callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        ],
+        **COMMON,
+    )
+    model = estimator.fit(df)
+    assert set(model.history[0]) == {
+        *("epoch", "loss", "accuracy", "val_loss", "val_accuracy", "lr", "rows_per_s", "seconds"),
+    }
+    out = model.transform(df)
+    evaluator = MulticlassClassificationEvaluator(labelCol="kind", metricName="accuracy")
+    assert evaluator.evaluate(out) > 0.9
+
+    # the best epoch's weights came back, on held-out rows of all ranks
+    best = min(entry["val_loss"] for entry in model.history)
+    held = df.filter("held").select("features", "kind").toPandas()
+    x, y = np.stack(held.features.to_list()).astype("float32"), held.kind.to_numpy()
+    loss, accuracy = model.getModel().evaluate(x, y, verbose=0)
+    assert loss == pytest.approx(best, abs=1e-4)
+    assert accuracy == pytest.approx(max(e["val_accuracy"] for e in model.history if e["val_loss"] == best), abs=1e-4)
+
+    # writers wrote once, where the driver's user looks
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == len(model.history) + 1
+    kept = keras.saving.load_model(tmp_path / "best.keras")
+    assert kept.evaluate(x, y, verbose=0)[0] == pytest.approx(best, abs=1e-4)
+
+
+def test_the_example_of_horovods_users(df: DataFrame) -> None:
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(1, "sigmoid")])
+    train_df = df.withColumn("y", (F.col("y") > 0).cast("float"))
+    keras_estimator = KerasEstimator(
+        num_proc=2,
+        model=model,
+        optimizer=keras.optimizers.Adam(0.05),
+        loss="binary_crossentropy",
+        feature_cols=["features"],
+        label_cols=["y"],
+        batch_size=32,
+        epochs=10,
+        verbose=0,
+    )
+    keras_model = keras_estimator.fit(train_df).setOutputCols(["predict"])
+    predicted = keras_model.transform(train_df).select("predict", "y").toPandas()
+    assert ((predicted.predict > 0.5) == predicted.y).mean() > 0.9
+    assert predicted.predict.between(0.001, 0.999).any()  # a probability, not rounded to the label's type
+
+
+def test_a_compiled_model_keeps_its_own_and_trains_on(df: DataFrame, tmp_path: Path) -> None:
+    estimator = KerasEstimator(model=regressor(), label_cols=["y"], epochs=2, prediction_type="regression", **COMMON)
+    first = estimator.fit(df)
+    assert set(first.history[0]) >= {"loss", "mae"}
+    trained = first.getModel()
+    steps = int(trained.optimizer.iterations)
+    assert steps == 2 * 13  # 200 rows a rank, 16 a step
+    second = estimator.copy().setModel(trained).fit(df)
+    assert int(second.getModel().optimizer.iterations) == 2 * steps
+    assert second.history[0]["loss"] < first.history[0]["loss"] / 2
+
+    first.write().overwrite().save(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"))
+    evaluator = RegressionEvaluator(labelCol="y")
+    assert evaluator.evaluate(loaded.transform(df)) == pytest.approx(evaluator.evaluate(first.transform(df)), abs=1e-6)
+    assert loaded.history == first.history
+
+
+def test_inputs_and_outputs_by_name(df: DataFrame) -> None:
+    left, right = keras.Input((4,), name="left"), keras.Input((1,), name="right")
+    hidden = layers.Concatenate()([layers.Dense(8, "tanh")(left), right])
+    outputs = {"value": layers.Dense(1, name="value")(hidden), "kind": layers.Dense(3, "softmax", name="kind")(hidden)}
+    model = KerasEstimator(
+        model=keras.Model({"left": left, "right": right}, outputs),
+        optimizer=keras.optimizers.Adam(0.05),
+        loss={"value": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"value": 1.0, "kind": 0.5},
+        metrics={"kind": ["accuracy"]},
+        label_cols={"kind": "kind", "value": "y"},
+        epochs=8,
+        **{**COMMON, "feature_cols": {"left": "features", "right": "y"}},
+    ).fit(df)
+    assert model.history[-1]["kind_accuracy"] > 0.8
+    found = model.transform(df).select("prediction_kind", "prediction_y", "kind", "y").toPandas()
+    assert (np.stack(found.prediction_kind.to_list()).argmax(1) == found.kind).mean() > 0.8
+    assert np.abs(found.prediction_y - found.y).mean() < 1.0
+
+
+def test_tuning_and_pipelines(df: DataFrame, tmp_path: Path) -> None:
+    estimator = KerasEstimator(model=regressor(), label_cols=["y"], prediction_type="regression", epochs=1, **COMMON)
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 6]).build()
+    evaluator = RegressionEvaluator(labelCol="y")
+    tuned = CrossValidator(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, parallelism=1
+    ).fit(df)
+    assert tuned.avgMetrics[1] < tuned.avgMetrics[0]
+    tuned.save(str(tmp_path / "tuned"))
+    again = CrossValidatorModel.load(str(tmp_path / "tuned"))
+    assert evaluator.evaluate(again.transform(df)) == pytest.approx(evaluator.evaluate(tuned.transform(df)), abs=1e-6)
+
+    pipeline = Pipeline(stages=[estimator])
+    pipeline.save(str(tmp_path / "pipeline"))
+    fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(df)
+    fitted.save(str(tmp_path / "fitted"))
+    loaded = PipelineModel.load(str(tmp_path / "fitted"))
+    assert evaluator.evaluate(loaded.transform(df)) == pytest.approx(evaluator.evaluate(fitted.transform(df)), abs=1e-6)
+
+
+class Fails(callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise RuntimeError("the callback has failed")
+
+
+def test_errors_name_what_is_wrong(df: DataFrame) -> None:
+    given: dict[str, Any] = {"label_cols": ["y"], **COMMON}
+    with pytest.raises(ParamError, match="loss: give one"):
+        KerasEstimator(model=classifier(), **given).fit(df)
+    with pytest.raises(ParamError, match=r"EarlyStopping monitor='val_loss' needs validation="):
+        KerasEstimator(model=regressor(), callbacks=[callbacks.EarlyStopping()], **given).fit(df)
+    with pytest.raises(ParamError, match="label_cols names 2 columns, but the model has 1 outputs"):
+        KerasEstimator(model=regressor(), **{**given, "label_cols": ["y", "kind"]}).fit(df)
+    with pytest.raises(ColumnError, match="'kind' gives rows of shape"):
+        KerasEstimator(model=regressor(), **{**given, "feature_cols": ["kind"]}).fit(df)
+    with pytest.raises(ParamError, match=r"jit_compile=True: on the torch backend"):
+        KerasEstimator(model=regressor(), jit_compile=True, **given).fit(df)
+    with pytest.raises(ParamError, match="keras_backend"):
+        KerasEstimator(model=regressor(), keras_backend="theano", **given)
+    with pytest.raises(RankFailed, match="the callback has failed"):
+        KerasEstimator(model=regressor(), callbacks=[Fails()], **given).fit(df)
