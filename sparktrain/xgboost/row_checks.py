@@ -82,7 +82,9 @@ def check_relevances(labels: Array, params: Mapping[str, Any], *, evaluated: boo
         )
 
 
-def check_categories(features: Features, types: Sequence[str] | None, missing: float) -> None:
+def check_categories(
+    features: Features, types: Sequence[str] | None, names: Sequence[str] | None, missing: float
+) -> None:
     """Values of categorical features.
 
     Parameters
@@ -90,13 +92,14 @@ def check_categories(features: Features, types: Sequence[str] | None, missing: f
     features : ndarray, shape (rows, features), float32, or SparseReader
     types : sequence of str or None
         ``c`` is categorical.
+    names : sequence of str or None
     missing : float
         The value that means missing, beside NaN.
 
     Raises
     ------
     DataError
-        Names a feature by its position, how many rows have other values, and one of them.
+        Names a feature and a value that is no category.
     """
     positions = [number for number, kind in enumerate(types or ()) if kind == "c"]
     if not positions or types is None:
@@ -109,8 +112,10 @@ def check_categories(features: Features, types: Sequence[str] | None, missing: f
         wrong = given & ((values < 0) | (values >= CATEGORIES) | (values != np.floor(values)))
         if wrong.any():
             row, column = np.argwhere(wrong)[0]
+            position = positions[column]
+            feature = f"feature {position} (counted from 0)" if names is None else repr(names[position])
             raise DataError(
-                f"features_col: feature {positions[column]} (counted from 0) is categorical, but has the value "
+                f"features_col: {feature} is categorical, but has the value "
                 f"{values[row, column]:g}; categories are whole numbers from 0 to {CATEGORIES - 1:,}, as StringIndexer "
                 "makes them (feature_types or enable_categorical=False declare others)"
             )

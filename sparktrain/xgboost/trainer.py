@@ -200,7 +200,8 @@ class Trainer:
     def _check_values(self) -> None:
         """What XGBoost would refuse in this rank's rows."""
         features, shard = self._spec.features, self._shard
-        row_checks.check_categories(self._features, features.types_of(self.width), features.missing)
+        types = features.types_of(self.width)
+        row_checks.check_categories(self._features, types, features.names, features.missing)
         for margins in shard.by_role("margin"):
             row_checks.check_margins(margins, self._outputs)
         if self._queries is not None:

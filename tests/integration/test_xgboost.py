@@ -574,7 +574,7 @@ def test_rows_that_xgboost_refuses(df: DataFrame) -> None:
     with pytest.raises(DataError, match="weight_col: all training rows have the weight 0"):
         regressor.copy().setWeightCol("w").fit(df.withColumn("w", F.lit(0)))
     one = df.withColumn("a", F.when(F.col("id") == 7, 1.5).otherwise(F.col("a")))  # on one rank
-    with pytest.raises(DataError, match=r"feature 0 .* is categorical, but has the value 1\.5"):
+    with pytest.raises(DataError, match=r"features_col: 'a' is categorical, but has the value 1\.5"):
         regressor.copy().setFeatureTypes({"a": "c"}).fit(one)
     for empty in (F.array().cast("array<double>"), array_to_vector(F.array().cast("array<double>"))):
         with pytest.raises(DataError, match="features_col: the rows of 'none' have no elements: no features"):
