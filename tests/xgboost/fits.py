@@ -64,6 +64,26 @@ def small(rank: int, world: int, **columns: Array) -> tuple[Array, Any]:
     )
 
 
+def by_rank_and_bare(rank: int, world: int) -> dict[str, tuple[Array, float]]:
+    """By objective: the gang's predictions, and how far bare XGBoost's are from them on the same shards."""
+    features = np.random.default_rng(0).integers(0, 9, (100, 3)).astype(np.float32)
+    rows, shard = small(rank, world)
+    labels = shard.labels[0] + 1
+    found = {}
+    for objective, more in (
+        ("reg:absoluteerror", {}),
+        ("reg:quantileerror", {"quantile_alpha": 0.9}),
+        ("survival:cox", {}),
+    ):
+        params = {"objective": objective, "max_depth": 3, "nthread": 1, **more}
+        own = shard_of(features[rows], labels, rows)
+        booster = Trainer(spec_of("regression", params, 5, training_metrics=False), {}, own, threads=1).fit()
+        bare = xgb.train(params, xgb.QuantileDMatrix(features[rows], labels, nthread=1), 5)
+        predicted = booster.inplace_predict(features)
+        found[objective] = (predicted, float(np.abs(predicted - bare.inplace_predict(features)).max()))
+    return found
+
+
 def largest_error(labels: Array, predictions: Array) -> float:
     """Not a mean: that of all rows is not the mean of the ranks'."""
     return float(np.abs(labels - predictions).max())

@@ -30,6 +30,15 @@ def test_continuous_features_score_as_in_one_process_and_exactly_as_bare_xgboost
         assert apart <= 1e-6
 
 
+def test_what_xgboost_computes_by_rank_is_as_bare_xgboost_computes_it(tmp_path: Path) -> None:
+    """Leaves that are quantiles are averaged over ranks, and risk sets are those of a rank: not as in one process."""
+    alone = fits.by_rank_and_bare(0, 1)
+    for together in ranks("by_rank_and_bare", 2, tmp_path):
+        for objective, (predictions, apart) in together.items():
+            assert apart == 0.0, objective
+            assert np.abs(predictions - alone[objective][0]).max() > 0.01, objective
+
+
 def test_a_metric_of_the_users_sees_all_rows_and_an_objective_only_ranks_with_rows(tmp_path: Path) -> None:
     alone = fits.own_metric_and_objective(0, 1)
     together = ranks("own_metric_and_objective", 3, tmp_path)
