@@ -157,13 +157,12 @@ def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> bool:
     checks = {"rows that are NaN": nan}
     if spec.role in ("label", "margin") and not spec.integral:
         checks["rows that are infinite"] = np.isinf(rows)
-    if spec.role == "label" and spec.dtype == "float64" and rows.dtype.kind == "i":
-        checks["rows of 2**53 and more, which a double can't tell apart (map them to small numbers)"] = (
-            rows >= 2**53
-        ) | (rows <= -(2**53))
     if spec.role == "weight":
         checks["weights below 0 or infinite"] = (rows < 0) | np.isinf(rows)
-    if spec.integral:
+    if spec.integral and spec.dtype == "float64":
+        large = (rows >= 2**53) | (rows <= -(2**53))
+        checks["rows of 2**53 and more, which a double can't tell apart (map them to small numbers)"] = large
+    elif spec.integral:
         with np.errstate(invalid="ignore"):
             checks["rows that are not whole numbers, where this loss takes class ids"] = ~nan & (
                 (np.abs(rows) >= 2.0**53) | (rows != np.floor(rows))

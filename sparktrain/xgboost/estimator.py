@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegralType, StructType
 
 from sparktrain import params, persistence
 from sparktrain.errors import ColumnError, GangError, ParamError
@@ -326,7 +326,7 @@ class XGBoostClassifier(BoosterEstimator[XGBoostClassifierModel], HasProbabiliti
             raise ColumnError(
                 f"label_col: {label.name!r} is an array or vector; a classifier's label is a number, the class"
             )
-        return [label]
+        return [replace(label, integral=isinstance(planner.data_type(label.name, "label_col"), IntegralType))]
 
     def _known_classes(self) -> tuple[float, ...] | None:
         start = self._value(self.xgbModel)
