@@ -159,7 +159,10 @@ def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> bool:
         checks["rows that are infinite"] = np.isinf(rows)
     if spec.role == "weight":
         checks["weights below 0 or infinite"] = (rows < 0) | np.isinf(rows)
-    if spec.integral:
+    if spec.integral and spec.dtype == "float64":
+        large = (rows >= 2**53) | (rows <= -(2**53))
+        checks["rows of 2**53 and more, which a double can't tell apart (map them to small numbers)"] = large
+    elif spec.integral:
         with np.errstate(invalid="ignore"):
             checks["rows that are not whole numbers, where this loss takes class ids"] = ~nan & (
                 (np.abs(rows) >= 2.0**53) | (rows != np.floor(rows))

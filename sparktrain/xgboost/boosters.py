@@ -78,6 +78,11 @@ def outputs_of(booster: xgb.Booster) -> int:
     return int(booster.inplace_predict(row, validate_features=False).size)
 
 
+def margins_of(booster: xgb.Booster) -> int:
+    """Margins that it has for a row: one a class, target or quantile."""
+    return max(_parameter(booster, "num_class"), _parameter(booster, "num_target"), 1)
+
+
 def _parameter(booster: xgb.Booster, name: str) -> int:
     return int(_config(booster)["learner_model_param"].get(name, 0))
 

@@ -68,14 +68,22 @@ class QueryMetric:
 
 
 class LocalObjective:
-    """A callable(labels, predictions[, sample_weight]) -> (gradient, hessian); not called where a rank has no rows."""
+    """A callable(labels, predictions[, sample_weight]) -> (gradient, hessian); not called where a rank has no rows.
 
-    def __init__(self, function: Callable[..., tuple[Array, Array]]) -> None:
-        self._function = function
+    Parameters
+    ----------
+    function : callable
+    outputs : int
+        Classes or targets, which predictions of no rows don't tell.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Array, Array]], outputs: int) -> None:
+        self._function, self._outputs = function, outputs
 
     def __call__(self, predictions: Array, matrix: xgb.DMatrix) -> tuple[Array, Array]:
         if not len(predictions):
-            return np.zeros_like(predictions), np.zeros_like(predictions)
+            nothing = np.zeros((0, self._outputs), np.float32)
+            return nothing, nothing
         weights = matrix.get_weight()
         more = {"sample_weight": weights} if len(weights) else {}
         return self._function(_labels(matrix), predictions, **more)

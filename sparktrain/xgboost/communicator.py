@@ -66,15 +66,18 @@ def gathered(value: Any) -> list[Any]:
 def joined(rows: Array) -> Array:
     """The rows of all ranks in rank order, shape (rows of all ranks, …), on every rank.
 
-    Sums of zeros and one rank's values, which are exact.
+    Sums of zeros and one rank's values, which are exact. The shape of a row is that of ranks with rows: what XGBoost
+    gives for none, of several classes or targets too, has one dimension.
     """
     if not collective.is_distributed():
         return rows
-    counts = gathered(len(rows))
+    shapes = gathered(rows.shape)
+    counts = [shape[0] for shape in shapes]
     start = sum(counts[: collective.get_rank()])
-    everyone = np.zeros((sum(counts), *rows.shape[1:]), rows.dtype)
-    everyone[start : start + len(rows)] = rows
-    return collective.allreduce(everyone, collective.Op.SUM)
+    of_row = next((shape[1:] for shape in shapes if shape[0]), ())
+    everyone = np.zeros((sum(counts), *of_row), rows.dtype)
+    everyone[start : start + len(rows)] = rows.reshape(-1, *of_row)
+    return collective.allreduce(everyone, collective.Op.SUM).reshape(everyone.shape)  # it gives them flat
 
 
 def summed(values: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegralType, StructType
 
 from sparktrain import params, persistence
 from sparktrain.errors import ColumnError, GangError, ParamError
@@ -21,7 +21,7 @@ from sparktrain.params import GangParam, camel_case
 from sparktrain.session import setting
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
 from sparktrain.shards.tensors import TensorSpec
-from sparktrain.xgboost import boosters, features, held
+from sparktrain.xgboost import boosters, checks, features, held
 from sparktrain.xgboost.callables import takes_weights
 from sparktrain.xgboost.installed import booster_names, check_values
 from sparktrain.xgboost.model import (
@@ -99,6 +99,11 @@ class BoosterEstimator(
         if self._value(self.useGpu) and self.isSet(self.device) and self._value(self.device) != "cuda":
             raise ParamError("use_gpu=True and device='cpu' contradict one another: choose one")
         given = self._booster_params()
+        if given.get("objective") == "survival:aft":
+            raise ParamError(
+                "objective='survival:aft' takes two bounds a row, for which there are no columns; 'survival:cox' takes "
+                "one label (below 0: censored)"
+            )
         if str(given.get("tree_method", "")).startswith("gpu_"):
             raise ParamError(f"tree_method={given['tree_method']!r}: use tree_method='hist' and device='cuda'")
         if self._value(self.externalMemory) and not is_quantised(given):
@@ -140,7 +145,8 @@ class BoosterEstimator(
         names, _ = self._metrics()
         if names:
             given["eval_metric"] = names
-        return {**given, **self._value(self.arbitraryParamsDict)}
+        further = self._value(self.arbitraryParamsDict)
+        return {**given, **{name: value for name, value in further.items() if value is not None}}
 
     def set_device(self: E, value: str) -> E:
         """`setDevice`, by the name that xgboost.spark has for it."""
@@ -161,13 +167,20 @@ class BoosterEstimator(
             "xgb_model": None if start is None else bytes(start.save_raw("ubj")),
         }
         given = self._booster_params()
+        described = self._described(plan, schema)
+        shape = plan.specs("input")[0].shape
+        width = None if shape is None else shape[0]
+        checks.constraints(given, described.names, width)
+        if start is not None:
+            named = given.get("objective") if objects["objective"] is None else None
+            checks.check_start(start, described.names, width, named, classifier=self.task == "classification")
         spec = BoosterSpec(
             task=self.task,
             params=given,
             rounds=self._value(self.nEstimators),
             early_stopping_rounds=self._value(self.earlyStoppingRounds),
             training_metrics=self._training_metrics(),
-            features=self._described(plan, schema),
+            features=described,
             validation=validation if isinstance(validation, float) else None,
             seed=self._value(self.seed),
             device=self._device(),
@@ -212,11 +225,30 @@ class BoosterEstimator(
                     f"{name}={value!r}: XGBoost trains it in one process only (each rank would make a model of its own "
                     f"rows), and num_proc={num_proc}; set num_proc=1, or leave {name} as it is by default"
                 )
+        if num_proc > 1 and given.get("objective") == "survival:cox":
+            self._check_cox(given, num_proc)
         if self._device() == "cuda" and not float(setting(spark, "spark.task.resource.gpu.amount") or 0):
             raise GangError(NO_GPU)
         spec = super()._gang_spec(spark, num_proc, plan, payload)
         timeout = (self._value(self.collCfg) or {}).get("timeout")
         return spec if timeout is None else replace(spec, collective_timeout_s=float(timeout))
+
+    def _check_cox(self, given: Mapping[str, Any], num_proc: int) -> None:
+        """XGBoost computes this objective by rank, and its metric not at all."""
+        computed = self._training_metrics() or self._value(self.validation) is not None
+        default = [] if given.get("disable_default_eval_metric") else ["cox-nloglik"]
+        metrics = given.get("eval_metric", default)
+        if computed and "cox-nloglik" in ([metrics] if isinstance(metrics, str) else metrics):
+            raise ParamError(
+                f"eval_metric='cox-nloglik', survival:cox's default: XGBoost computes it in one process only, and "
+                f"num_proc={num_proc}; set num_proc=1, or another eval_metric (a callable, which is given the rows of "
+                "all ranks, with disable_default_eval_metric=True)"
+            )
+        warnings.warn(
+            f"objective='survival:cox' with num_proc={num_proc}: XGBoost compares a row with those of its own rank "
+            "only, as a Cox model stratified by rank does; num_proc=1 compares it with all",
+            stacklevel=5,
+        )
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> M:
         info = outcome.infos[0]
@@ -243,8 +275,7 @@ def is_function(objective: Any) -> bool:
 
 def most_bytes(given: Mapping[str, Any], rounds: int) -> int:
     """How large the booster may become."""
-    leaves = given.get("max_leaves") or 0
-    depth = given.get("max_depth", 6)
+    leaves, depth = int(given.get("max_leaves", 0)), int(given.get("max_depth", 6))  # XGBoost takes strings too
     nodes = 2 * leaves if leaves else 2 ** (depth + 1) if 0 < depth < 40 else 2**41
     return int(rounds * nodes * int(given.get("num_parallel_tree", 1)) * NODE_BYTES * MOST_OUTPUTS)
 
@@ -281,9 +312,8 @@ class XGBoostClassifier(BoosterEstimator[XGBoostClassifierModel], HasProbabiliti
     model_class = XGBoostClassifierModel
 
     def _check_params(self) -> None:
-        objective = self._value(self.objective)
-        regresses = isinstance(objective, str) and objective.startswith(("reg:", "rank:", "count:", "survival:"))
-        if regresses and not boosters.classifies(objective):
+        objective = str(self._booster_params().get("objective", ""))
+        if objective.startswith(("reg:", "rank:", "count:", "survival:")) and not boosters.classifies(objective):
             raise ParamError(
                 f"objective={objective!r} is not a classifier's; leave it to the default (binary:logistic or "
                 "multi:softprob, by the number of classes), or use XGBoostRegressor"
@@ -296,7 +326,7 @@ class XGBoostClassifier(BoosterEstimator[XGBoostClassifierModel], HasProbabiliti
             raise ColumnError(
                 f"label_col: {label.name!r} is an array or vector; a classifier's label is a number, the class"
             )
-        return [label]
+        return [replace(label, integral=isinstance(planner.data_type(label.name, "label_col"), IntegralType))]
 
     def _known_classes(self) -> tuple[float, ...] | None:
         start = self._value(self.xgbModel)

@@ -6,6 +6,7 @@ Spark ML's transformers describe their columns under ``ml_attr`` (`StringIndexer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,13 @@ def describe(
         Where a declaration does not fit the columns, or contradicts `from_metadata`.
     """
     columns = [column.name for column in spec.columns]
+    for keyword, given in (("features_col", columns), ("feature_names", list(names or ()))):
+        repeated = [name for name, count in Counter(given).items() if count > 1]
+        if repeated:
+            raise ParamError(f"{keyword} has {repeated[0]!r} more than once: give each feature once")
+    refused = [name for name in names or () if set(name) & set(FORBIDDEN_IN_NAMES)]
+    if refused:
+        raise ParamError(f"feature_names: XGBoost takes no name with '[', ']' or '<', got {refused[0]!r}; rename it")
     scalar = spec.columns[0].kind == "number"
     width = len(columns) if scalar else None
     declared = _declared(types, columns, scalar)
@@ -56,9 +64,12 @@ def describe(
         raise ParamError("enable_categorical=False, but feature_types names categorical features ('c'); drop one")
     if names is None and scalar and not any(set(name) & set(FORBIDDEN_IN_NAMES) for name in columns):
         names = columns
-    for keyword, given in (("feature_types", declared), ("feature_names", names), ("feature_weights", weights)):
-        if given is not None and width is not None and len(given) != width:
-            raise ParamError(f"{keyword} has {len(given)} entries for the {width} features of features_col {columns}")
+    sized = (("feature_types", declared), ("feature_names", names), ("feature_weights", weights))
+    for keyword, one_each in sized:
+        if one_each is not None and width is not None and len(one_each) != width:
+            raise ParamError(
+                f"{keyword} has {len(one_each)} entries for the {width} features of features_col {columns}"
+            )
     return Features(
         names=None if names is None else tuple(names),
         types=declared,

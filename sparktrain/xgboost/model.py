@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from sparktrain import params, persistence, shipping
-from sparktrain.errors import ParamError
+from sparktrain.errors import ColumnError, ParamError
 from sparktrain.estimator import HasGang
 from sparktrain.model import GangModel
 from sparktrain.params import GangParam
@@ -147,7 +147,19 @@ class BoosterModel(
         self._check_names([column.name for column in features.columns], scalar=features.columns[0].kind == "number")
         tensors = [replace(features, shape=expected), *parts]
         margin = self._value(self.baseMarginCol)
-        return planner.plan([*tensors, *([planner.margin(margin)] if margin else [])])
+        return planner.plan([*tensors, *([self._margin(planner.margin(margin))] if margin else [])])
+
+    def _margin(self, margin: TensorSpec) -> TensorSpec:
+        """One value a row for each class, target or quantile."""
+        outputs = boosters.margins_of(self.get_booster())
+        if margin.shape is None:
+            return replace(margin, shape=(outputs,))
+        if outputs > 1:
+            raise ColumnError(
+                f"base_margin_col: {margin.name!r} is a number, but the model has {outputs} outputs: give an array or "
+                "vector with one for each class, target or quantile"
+            )
+        return margin
 
     def _check_names(self, columns: list[str], *, scalar: bool) -> None:
         """Numeric columns must be the booster's features by name, where it names them, and in their order."""

@@ -6,6 +6,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from sparktrain.shards import disk, plan
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.shards.sparse import SparseReader
-from sparktrain.xgboost import boosters, groups
+from sparktrain.xgboost import boosters, checks, groups, row_checks
 from sparktrain.xgboost.callables import (
     TRAINING,
     VALIDATION,
@@ -101,12 +102,18 @@ class Trainer:
         self._train_rows, self._val_rows = self._split()
         self._check_rows()
         self._features, self.width = features_of(shard)
+        if not self.width:
+            raise DataError(f"features_col: the rows of {shard.specs('input')[0].name!r} have no elements: no features")
         features = spec.features
         per_feature = {"types": features.types, "names": features.names, "weights": features.weights}
         for name, given in per_feature.items():
             if given is not None and len(given) != self.width:
                 raise DataError(f"feature_{name} has {len(given)} entries for {self.width} features")
         self.classes = self._class_values() if spec.task == "classification" else None
+        self._params = self._booster_params()
+        self._outputs = checks.outputs_of(self._params, prod(shard.labels[0].shape[1:]))
+        self._start = self._model_to_go_on_from()
+        self._check_values()
         self.history: list[dict[str, float]] = []
 
     def _split(self) -> tuple[plan.Indices, plan.Indices]:
@@ -118,7 +125,8 @@ class Trainer:
 
     def _check_rows(self) -> None:
         """What can only be told from all ranks' rows."""
-        counts = gathered((len(self._train_rows), len(self._val_rows)))
+        parts = (self._train_rows, self._val_rows)
+        counts = gathered(tuple(len(rows) for rows in parts))
         train_rows, val_rows = (sum(count[part] for count in counts) for part in range(2))
         if not train_rows:
             raise DataError(f"validation takes all {val_rows:,} rows: none is left to train on")
@@ -126,12 +134,16 @@ class Trainer:
             held_out = self._spec.validation
             what = "the validation column marks" if held_out is None else f"validation={held_out} holds out"
             raise DataError(f"{what} none of {train_rows:,} rows; there must be one at least")
+        weighs = gathered(tuple(row_checks.weighs(self._shard.weights, rows) for rows in parts))
+        for part, what in enumerate(("training", "validation")[: 1 + self._validates]):
+            if not any(rank[part] for rank in weighs):
+                raise DataError(f"weight_col: all {what} rows have the weight 0; some must weigh more")
         if self._queries is None:
             return
         if not self._spec.dealt:
             groups.check_whole(gathered(np.unique(self._queries)))
         if self._shard.weights is not None:
-            for rows in (self._train_rows, self._val_rows):
+            for rows in parts:
                 groups.check_weights(self._queries, self._shard.weights, rows)
 
     def _class_values(self) -> Array:
@@ -143,8 +155,7 @@ class Trainer:
 
     def fit(self) -> xgb.Booster:
         """Boost; afterwards `history` is there, and the booster has the rounds up to the best one."""
-        spec = self._spec
-        params = self._params()
+        spec, params, start = self._spec, self._params, self._start
         maker = self._maker(params)
         training = maker.make(self._rows(self._train_rows), TRAINING)
         if spec.features.weights is not None:
@@ -153,8 +164,6 @@ class Trainer:
         if self._validates:
             evals.append((maker.make(self._rows(self._val_rows), VALIDATION, ref=training), VALIDATION))
         evaluated: dict[str, dict[str, list[float]]] = {}
-        given = self._objects.get("xgb_model")
-        start = None if given is None else boosters.to_go_on_from(given)
         before = 0 if start is None else start.num_boosted_rounds()
         booster = xgb.train(
             params,
@@ -175,8 +184,33 @@ class Trainer:
             boosters.name_classes(booster, self.classes.tolist())
         return booster
 
-    def _params(self) -> dict[str, Any]:
-        params = {**self._spec.params, "nthread": self._threads, "device": self._device, **self._constraints()}
+    def _model_to_go_on_from(self) -> xgb.Booster | None:
+        given = self._objects.get("xgb_model")
+        if given is None:
+            return None
+        start = boosters.to_go_on_from(given)
+        for what, has, needs in (
+            ("features", start.num_features(), self.width),
+            ("outputs (classes, targets or quantiles)", boosters.margins_of(start), self._outputs),
+        ):
+            if has != needs:
+                raise DataError(f"xgb_model has {has} {what}, but these rows have {needs}")
+        return start
+
+    def _check_values(self) -> None:
+        """What XGBoost would refuse in this rank's rows."""
+        features, shard = self._spec.features, self._shard
+        types = features.types_of(self.width)
+        row_checks.check_categories(self._features, types, features.names, features.missing)
+        for margins in shard.by_role("margin"):
+            row_checks.check_margins(margins, self._outputs)
+        if self._queries is not None:
+            evaluated = self._spec.training_metrics or self._validates
+            row_checks.check_relevances(shard.labels[0], self._params, evaluated=evaluated)
+
+    def _booster_params(self) -> dict[str, Any]:
+        params = {**self._spec.params, "nthread": self._threads, "device": self._device}
+        params |= checks.constraints(params, self._spec.features.names, self.width)
         if self.classes is None:
             params.setdefault("objective", DEFAULT_OBJECTIVES[self._spec.task])
             return params
@@ -185,28 +219,6 @@ class Trainer:
         if str(params["objective"]).startswith("multi:"):
             params["num_class"] = len(self.classes)
         return params
-
-    def _constraints(self) -> dict[str, Any]:
-        """Constraints as XGBoost takes them: by name where the features have names; checked for their number."""
-        names, params = self._spec.features.names, self._spec.params
-        monotone, interaction = params.get("monotone_constraints"), params.get("interaction_constraints")
-        found: dict[str, Any] = {}
-        if isinstance(monotone, (tuple, list)) and len(monotone) != self.width:
-            raise DataError(f"monotone_constraints has {len(monotone)} entries for {self.width} features")
-        by_name = [*monotone] if isinstance(monotone, Mapping) else []
-        if isinstance(interaction, (list, tuple)):
-            groups_of = [
-                [names[one] if names and isinstance(one, int) else one for one in group] for group in interaction
-            ]
-            by_name += [one for group in groups_of for one in group if isinstance(one, str)]
-            found["interaction_constraints"] = groups_of
-        unknown = [one for one in by_name if one not in (names or ())]
-        if unknown:
-            known = (
-                f"the features are {list(names)}" if names else "the features have no names (feature_names gives some)"
-            )
-            raise DataError(f"constraints name {unknown[0]!r}, but {known}")
-        return found
 
     def _maker(self, params: Mapping[str, Any]) -> MatrixMaker:
         features = self._spec.features
@@ -237,7 +249,7 @@ class Trainer:
         function = self._objects.get("objective")
         if function is None or hasattr(function, "split_grad"):  # XGBoost's own classes of objectives
             return function
-        return LocalObjective(function)
+        return LocalObjective(function, self._outputs)
 
     def _metric(self) -> Any:
         function = self._objects.get("eval_metric")

@@ -16,6 +16,7 @@ from pyspark.ml.evaluation import (
     RegressionEvaluator,
 )
 from pyspark.ml.feature import OneHotEncoder, StringIndexer, VectorAssembler
+from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import SparseVector, Vectors
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession
@@ -554,11 +555,27 @@ def test_what_rows_show_to_be_wrong(df: DataFrame) -> None:
     huge = df.withColumn("a", F.when(F.col("id") == 7, 1e300).otherwise(F.col("a")))
     with pytest.raises(DataError, match="column 'a': 1 rows with values that are infinite or too large for float32"):
         regressor.fit(huge)
-    with pytest.raises(DataError, match="monotone_constraints has 3 entries for 2 features"):
+    with pytest.raises(ParamError, match="monotone_constraints has 3 entries for 2 features"):
         regressor.copy().setMonotoneConstraints((1, 0, 0)).fit(df)
-    with pytest.raises(DataError, match=r"constraints name 'zz', but the features are \['a', 'c'\]"):
+    with pytest.raises(ParamError, match=r"constraints name 'zz', but the features are \['a', 'c'\]"):
         regressor.copy().setInteractionConstraints([["zz"]]).fit(df)
     with pytest.warns(UserWarning, match='XGBoost does not use "rate_drop" with the other parameters'):
         XGBoostRegressor(features_col=["a"], label_col="y", rate_drop=0.1, **COMMON).fit(df)
     with pytest.raises(ParamError, match="features_col names 1 columns, but the model was trained on 2 features"):
         classifier.fit(df).copy().setFeaturesCol(["a"]).transform(df)
+
+
+def test_rows_that_xgboost_refuses(df: DataFrame) -> None:
+    regressor = XGBoostRegressor(features_col=["a", "c"], label_col="y", **COMMON)
+    classifier = XGBoostClassifier(features_col=["a", "c"], label_col="id", **COMMON)
+    wide = df.withColumn("id", F.when(F.col("id") == 7, F.lit(2**53)).otherwise(F.col("id") % 2))
+    with pytest.raises(DataError, match="column 'id': 1 rows of 2\\*\\*53 and more"):
+        classifier.fit(wide)
+    with pytest.raises(DataError, match="weight_col: all training rows have the weight 0"):
+        regressor.copy().setWeightCol("w").fit(df.withColumn("w", F.lit(0)))
+    one = df.withColumn("a", F.when(F.col("id") == 7, 1.5).otherwise(F.col("a")))  # on one rank
+    with pytest.raises(DataError, match=r"features_col: 'a' is categorical, but has the value 1\.5"):
+        regressor.copy().setFeatureTypes({"a": "c"}).fit(one)
+    for empty in (F.array().cast("array<double>"), array_to_vector(F.array().cast("array<double>"))):
+        with pytest.raises(DataError, match="features_col: the rows of 'none' have no elements: no features"):
+            regressor.copy().setFeaturesCol("none").fit(df.withColumn("none", empty))

@@ -146,3 +146,9 @@ def test_infinite_labels_are_counted() -> None:
 def test_class_ids_too_large_for_an_integer_are_counted() -> None:
     spec = replace(spec_of("number", role="label", shape=()), dtype="int64", integral=True)
     assert "1 rows that are not whole numbers" in faults_of(spec, [1.0, 1e300])
+
+
+def test_whole_numbers_that_a_double_merges_are_no_classes() -> None:
+    spec = spec_of("number", role="label", dtype="float64", shape=(), integral=True)
+    np.testing.assert_array_equal(rows_of(spec, [2**53 - 1, 1 - 2**53]), [2.0**53 - 1, 1 - 2.0**53])
+    assert faults_of(spec, [0, 2**53, 2**53 + 1, -(2**60)]).startswith("column 'a': 3 rows of 2**53 and more")

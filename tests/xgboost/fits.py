@@ -64,6 +64,26 @@ def small(rank: int, world: int, **columns: Array) -> tuple[Array, Any]:
     )
 
 
+def by_rank_and_bare(rank: int, world: int) -> dict[str, tuple[Array, float]]:
+    """By objective: the gang's predictions, and how far bare XGBoost's are from them on the same shards."""
+    features = np.random.default_rng(0).integers(0, 9, (100, 3)).astype(np.float32)
+    rows, shard = small(rank, world)
+    labels = shard.labels[0] + 1
+    found = {}
+    for objective, more in (
+        ("reg:absoluteerror", {}),
+        ("reg:quantileerror", {"quantile_alpha": 0.9}),
+        ("survival:cox", {}),
+    ):
+        params = {"objective": objective, "max_depth": 3, "nthread": 1, **more}
+        own = shard_of(features[rows], labels, rows)
+        booster = Trainer(spec_of("regression", params, 5, training_metrics=False), {}, own, threads=1).fit()
+        bare = xgb.train(params, xgb.QuantileDMatrix(features[rows], labels, nthread=1), 5)
+        predicted = booster.inplace_predict(features)
+        found[objective] = (predicted, float(np.abs(predicted - bare.inplace_predict(features)).max()))
+    return found
+
+
 def largest_error(labels: Array, predictions: Array) -> float:
     """Not a mean: that of all rows is not the mean of the ranks'."""
     return float(np.abs(labels - predictions).max())
@@ -96,6 +116,53 @@ def dealt_metric(rank: int, world: int) -> list[dict[str, float]]:
     trainer = Trainer(spec_of("regression", {}, 5), {"eval_metric": weighted_error}, shard, threads=1)
     trainer.fit()
     return trainer.history
+
+
+def wrong_share(labels: Array, predictions: Array) -> float:
+    assert predictions.shape == (len(labels), 3), predictions.shape
+    return float((predictions.argmax(axis=1) != labels).mean())
+
+
+def apart(labels: Array, predictions: Array) -> float:
+    assert labels.shape == predictions.shape == (len(labels), 2), (labels.shape, predictions.shape)
+    return float(np.abs(labels - predictions).max())
+
+
+def softmax(labels: Array, predictions: Array) -> tuple[Array, Array]:
+    wrong_share(labels, predictions)
+    share = np.exp(predictions) / np.exp(predictions).sum(axis=1, keepdims=True)
+    return share - np.eye(3, dtype=np.float32)[labels.astype(int)], share * (1 - share) + 1e-3
+
+
+def half_squared_twice(labels: Array, predictions: Array) -> tuple[Array, Array]:
+    apart(labels, predictions)
+    return predictions - labels, np.ones_like(predictions)
+
+
+def several_outputs(rank: int, world: int) -> dict[str, list[dict[str, float]]]:
+    """Histories where the callables see three classes or two targets, and a rank has no rows of a matrix."""
+    rng = np.random.default_rng(0)
+    features = rng.integers(0, 9, (60, 3)).astype(np.float32)
+    classes, targets = features[:, 0] % 3 + 4.0, np.stack([features[:, 0], features[:, 1] * 2], axis=1)
+    dealt, first = np.arange(rank, 60, world), np.arange(60 if rank == 0 else 0)
+
+    def history(labels: Array, rows: Array, held_out: int, **objects: Any) -> list[dict[str, float]]:
+        task: Any = "classification" if labels is classes else "regression"
+        metric = wrong_share if labels is classes else apart
+        shard = shard_of(features[rows], labels[rows], rows, validation=rows < held_out)
+        trainer = Trainer(spec_of(task, {}, 4), {"eval_metric": metric, **objects}, shard, threads=1)
+        trainer.fit()
+        return trainer.history
+
+    return {
+        "classes": history(classes, dealt, 20),
+        "classes, one row to validate": history(classes, dealt, 1),
+        "classes, a rank without rows": history(classes, first, 20),
+        "classes, objective": history(classes, first, 20, objective=softmax),
+        "targets": history(targets, dealt, 20),
+        "targets, one row to validate": history(targets, dealt, 1),
+        "targets, objective": history(targets, first, 20, objective=half_squared_twice),
+    }
 
 
 def only_validation_rows(rank: int, world: int) -> tuple[list[dict[str, float]], bytes]:
@@ -165,21 +232,57 @@ def ranked(rank: int, world: int) -> list[dict[str, float]]:
 
 def raises(rank: int, world: int) -> dict[str, str]:
     """What trainers say of rows that can't be trained on, by case."""
-    features = np.ones((4, 2), np.float32)
+    start = xgb.train({}, xgb.DMatrix(np.ones((4, 3)), np.ones(4)), 1)
+    narrow, several = (np.zeros((4, width), np.float32) for width in (1, 2))
+    ones = np.ones((4, 2), np.float32)
     rows = np.arange(4) + 4 * rank
 
-    def said(task: Any, labels: Any, spec: dict[str, Any] | None = None, **columns: Array) -> str:
+    def said(
+        task: Any, labels: Any, spec: dict[str, Any] | None = None, features: Array = ones, **columns: Array
+    ) -> str:
         fields = {"params": {}, **(spec or {})}
-        params = fields.pop("params")
+        params, objects = fields.pop("params"), fields.pop("objects", {})
         try:
             shard = shard_of(features, np.asarray(labels), rows, **columns)
-            Trainer(spec_of(task, params, 2, **fields), {}, shard, threads=1)
+            Trainer(spec_of(task, params, 2, **fields), objects, shard, threads=1)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
+    def of_category(value: float) -> str:
+        features = np.array([[0, 1]] * 3 + [[value, 1]], np.float32)
+        return said("regression", one, {"types": ("c", "q")}, features)
+
+    def relevances(objective: str, labels: list[float], **params: Any) -> str:
+        queries = np.arange(4) + 4 * rank
+        return said("ranking", labels, {"params": {"objective": objective, **params}}, group=queries)
+
     one = np.full(4, 3.0)
     return {
+        "no weight": said("regression", one, weight=np.zeros(4, np.float32)),
+        "no weight to validate": said(
+            "regression", one, weight=np.array([1, 0, 1, 1], np.float32), validation=np.arange(4) == 1
+        ),
+        "narrow margin": said("classification", [0.0, 1, 2, 2], margin=narrow),
+        "wide margin": said("regression", one, margin=several),
+        "narrow margin of quantiles": said(
+            "regression",
+            one,
+            {"params": {"objective": "reg:quantileerror", "quantile_alpha": "[0.1, 0.5, 0.9]"}},
+            margin=several,
+        ),
+        "negative category": of_category(-1),
+        "fractional category": of_category(1.5),
+        "huge category": of_category(1e8),
+        "negative relevance": relevances("rank:ndcg", [0, 1, -1, -2]),
+        "fractional relevance": relevances("rank:pairwise", [0, 0.5, 1, 2]),
+        "large relevance": relevances("rank:ndcg", [0, 40, 1, 2]),
+        "large relevance, linear gain": relevances("rank:ndcg", [0, 40, 1, 2], ndcg_exp_gain=False),
+        "graded for map": relevances("rank:map", [0, 1, 2, 0]),
+        "graded for a metric": relevances("rank:ndcg", [0, 1, 2, 0], eval_metric=["map@3-"]),
+        "model of other features": said("regression", one, {"objects": {"xgb_model": start.save_raw("ubj")}}),
+        "constraint": said("regression", one, {"params": {"interaction_constraints": [[0, 2]]}}),
+        "no features": said("regression", one, None, np.ones((4, 0), np.float32)),
         "one class": said("classification", one),
         "no training rows": said("regression", one, validation=np.ones(4, bool)),
         "no validation rows": said("regression", one, validation=np.zeros(4, bool)),

@@ -10,12 +10,13 @@ import xgboost as xgb
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
-from sparktrain.errors import ParamError
+from sparktrain.errors import ColumnError, ParamError
+from sparktrain.estimator import Payload
 from sparktrain.shards.columns import ColumnPlanner
 from sparktrain.xgboost import XGBoostClassifier, XGBoostRanker, XGBoostRegressor, boosters, features
 from sparktrain.xgboost.foreign import keywords
 from sparktrain.xgboost.installed import booster_names, check_values
-from sparktrain.xgboost.model import XGBoostClassifierModel
+from sparktrain.xgboost.model import XGBoostClassifierModel, XGBoostRegressorModel
 from sparktrain.xgboost.spec import Features, device_of
 
 
@@ -64,6 +65,123 @@ def test_the_rankers_callables_and_the_weights(spark: Any) -> None:
         XGBoostRanker(qid_col="q", objective=lambda labels, predictions: None)._check_params()
     with pytest.raises(ParamError, match="eval_metric: expected at most one callable"):
         XGBoostRegressor(eval_metric=[max, min])
+
+
+SCHEMA = T.StructType(
+    [*(T.StructField(name, T.DoubleType()) for name in ("a", "b", "y")), T.StructField("v", VectorUDT())]
+)
+
+
+def planned(kind: type[Any], **keywords: Any) -> Payload:
+    """What the driver makes of an estimator before it asks Spark for anything."""
+    estimator = kind(**{"features_col": ["a", "b"], "label_col": "y", **keywords})
+    found: Payload = estimator._payload(estimator._plan(SCHEMA), SCHEMA)
+    return found
+
+
+def trained(objective: str, labels: Any = (0, 1, 1, 0), names: Any = ("a", "b"), **params: Any) -> xgb.Booster:
+    matrix = xgb.DMatrix(np.arange(8).reshape(4, 2), labels, feature_names=None if names is None else list(names))
+    return xgb.train({"objective": objective, **params}, matrix, 1)
+
+
+def test_strings_are_taken_for_numbers_as_xgboost_takes_them(spark: Any) -> None:
+    for name, value in (("max_depth", 8), ("max_leaves", 40)):
+        as_text, as_number = (planned(XGBoostRegressor, **{name: one}) for one in (str(value), value))
+        assert as_text.result_bytes_at_most == as_number.result_bytes_at_most
+    with pytest.raises(ParamError, match="max_depth expect int but value='deep'"):
+        planned(XGBoostRegressor, max_depth="deep")
+
+
+def test_none_is_as_not_given(spark: Any) -> None:
+    assert np.isnan(XGBoostRegressor(missing=None).getMissing())
+    small = planned(XGBoostRegressor, arbitrary_params_dict={"max_depth": None}, max_depth=3).small["spec"]
+    assert small.params["max_depth"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "keywords", "text"),
+    [
+        (XGBoostRegressor, {"objective": "survival:aft"}, "takes two bounds a row, for which there are no columns"),
+        (XGBoostRegressor, {"features_col": ["a", "b", "a"]}, "features_col has 'a' more than once"),
+        (XGBoostRegressor, {"feature_names": ["p", "p"]}, "feature_names has 'p' more than once"),
+        (XGBoostRegressor, {"features_col": "v", "feature_names": ["p<"]}, "takes no name with '[', ']' or '<', got"),
+        (XGBoostRegressor, {"interaction_constraints": [[0, 7]]}, "names feature 7, but the features are 0 to 1"),
+        (XGBoostRegressor, {"interaction_constraints": "[[0, 7]]"}, "names feature 7, but the features are 0 to 1"),
+        (XGBoostRegressor, {"interaction_constraints": [[-1]], "features_col": "v"}, "names feature -1, but features"),
+        (XGBoostRegressor, {"interaction_constraints": [0, 1]}, "interaction_constraints: expected a list of lists"),
+        (XGBoostRegressor, {"interaction_constraints": [["c"]]}, "constraints name 'c', but the features are ['a', "),
+        (XGBoostRegressor, {"monotone_constraints": (1, 0, 1)}, "monotone_constraints has 3 entries for 2 features"),
+        (XGBoostRegressor, {"monotone_constraints": "(1,0,1)"}, "monotone_constraints has 3 entries for 2 features"),
+        (XGBoostRegressor, {"monotone_constraints": {"c": 1}}, "constraints name 'c', but the features are ['a', "),
+        (
+            XGBoostClassifier,
+            {"arbitrary_params_dict": {"objective": "reg:squarederror"}},
+            "objective='reg:squarederror' is not a classifier's",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_with_the_features_or_the_task(
+    kind: type[Any], keywords: dict[str, Any], text: str, spark: Any
+) -> None:
+    with pytest.raises(ParamError) as caught:
+        planned(kind, **keywords)
+    assert text in str(caught.value)
+
+
+def test_a_model_to_go_on_from_must_fit(spark: Any) -> None:
+    squared, binary = trained("reg:squarederror"), trained("binary:logistic")
+    planned(XGBoostRegressor, xgb_model=squared)
+    planned(XGBoostRegressor, xgb_model=squared, objective="reg:absoluteerror")
+    planned(XGBoostRegressor, xgb_model=trained("reg:squarederror", names=None))
+    planned(XGBoostRegressor, xgb_model=squared, features_col="v", feature_names=["a", "b"])
+    planned(XGBoostRegressor, xgb_model=binary, objective=lambda labels, predictions: None)
+    planned(XGBoostClassifier, xgb_model=binary)
+    planned(XGBoostClassifier, xgb_model=trained("multi:softmax", num_class=2), objective="multi:softprob")
+    for kind, given, text in (
+        (
+            XGBoostRegressor,
+            {"features_col": ["b", "a"]},
+            r"trained on \['a', 'b'\], in this order, but .* \['b', 'a'\]",
+        ),
+        (XGBoostRegressor, {"features_col": ["a", "y"], "label_col": "b"}, r"but .* are \['a', 'y'\]"),
+        (XGBoostRegressor, {"features_col": ["a"]}, "trained on 2 features, but those of features_col are 1"),
+        (XGBoostRegressor, {"features_col": "v"}, "the features of features_col have no names"),
+        (XGBoostRegressor, {"xgb_model": binary}, "'binary:logistic', whose margins mean something else than those"),
+        (XGBoostRegressor, {"objective": "count:poisson"}, "than those of objective='count:poisson'"),
+        (XGBoostClassifier, {}, "objective='reg:squarederror', which is not a classifier's"),
+        (XGBoostClassifier, {"xgb_model": binary, "objective": "multi:softprob"}, "margins mean something else"),
+    ):
+        with pytest.raises(ParamError, match=f"xgb_model was {text}" if text.startswith("trained") else text):
+            planned(kind, **{"xgb_model": squared, **given})
+
+
+def test_a_cox_model_is_one_by_rank_and_its_metric_of_one_rank(spark: Any) -> None:
+    def gang(num_proc: int, **keywords: Any) -> None:
+        estimator = XGBoostRegressor(features_col=["a"], label_col="y", objective="survival:cox", **keywords)
+        plan = estimator._plan(SCHEMA)
+        estimator._gang_spec(spark, num_proc, plan, estimator._payload(plan, SCHEMA))
+
+    gang(1, training_metrics=True)
+    with pytest.warns(UserWarning, match="survival:cox' with num_proc=2: XGBoost compares a row with those of its own"):
+        gang(2)
+    own = {"eval_metric": [lambda labels, predictions: 0.0]}
+    for metrics in ({"validation": 0.1}, {"eval_metric": "cox-nloglik"}, own):
+        with pytest.raises(ParamError, match="'cox-nloglik', survival:cox's default: XGBoost computes it in one proc"):
+            gang(2, **metrics)
+    for metrics in ({"eval_metric": "rmse"}, {**own, "disable_default_eval_metric": True}):
+        with pytest.warns(UserWarning, match="stratified by rank"):
+            gang(2, **metrics)
+
+
+def test_a_margin_in_transform_has_a_value_for_each_output(spark: Any) -> None:
+    fields = [T.StructField("m", T.ArrayType(T.DoubleType()))]
+    schema = T.StructType([*SCHEMA.fields, *fields])
+    several = trained("multi:softprob", labels=[0, 1, 2, 2], num_class=3)
+    for booster, shape in ((trained("reg:squarederror"), (1,)), (several, (3,))):
+        model = XGBoostRegressorModel(model=booster, features_col=["a", "b"], base_margin_col="m")
+        assert model._input_plan(schema).specs("margin")[0].shape == shape
+    with pytest.raises(ColumnError, match="base_margin_col: 'y' is a number, but the model has 3 outputs"):
+        XGBoostRegressorModel(model=several, features_col=["a", "b"], base_margin_col="y")._input_plan(schema)
 
 
 def test_features_are_described_by_the_schema() -> None:

@@ -30,6 +30,15 @@ def test_continuous_features_score_as_in_one_process_and_exactly_as_bare_xgboost
         assert apart <= 1e-6
 
 
+def test_what_xgboost_computes_by_rank_is_as_bare_xgboost_computes_it(tmp_path: Path) -> None:
+    """Leaves that are quantiles are averaged over ranks, and risk sets are those of a rank: not as in one process."""
+    alone = fits.by_rank_and_bare(0, 1)
+    for together in ranks("by_rank_and_bare", 2, tmp_path):
+        for objective, (predictions, apart) in together.items():
+            assert apart == 0.0, objective
+            assert np.abs(predictions - alone[objective][0]).max() > 0.01, objective
+
+
 def test_a_metric_of_the_users_sees_all_rows_and_an_objective_only_ranks_with_rows(tmp_path: Path) -> None:
     alone = fits.own_metric_and_objective(0, 1)
     together = ranks("own_metric_and_objective", 3, tmp_path)
@@ -37,6 +46,15 @@ def test_a_metric_of_the_users_sees_all_rows_and_an_objective_only_ranks_with_ro
     assert together[0] == together[1] == together[2]
     for entry, expected in zip(together[0], alone, strict=True):
         assert entry == pytest.approx(expected, rel=1e-6)
+
+
+def test_callables_of_several_outputs_see_their_shape_where_a_rank_has_no_rows(tmp_path: Path) -> None:
+    alone = fits.several_outputs(0, 1)
+    for together in ranks("several_outputs", 2, tmp_path):
+        assert list(together) == list(alone)
+        for case, expected in alone.items():
+            for entry, one in zip(together[case], expected, strict=True):
+                assert entry == pytest.approx(one, rel=1e-5), case
 
 
 def test_a_weighted_metric_over_dealt_rows(tmp_path: Path) -> None:
@@ -94,6 +112,22 @@ def test_rows_that_cannot_be_trained_on_are_told_on_every_rank(tmp_path: Path) -
         assert said["types"] == "DataError: feature_types has 1 entries for 2 features"
         assert "1 queries have rows in several partitions (query 2, for one)" in said["query on two ranks"]
         assert "the rows of 1 have several (query 1, for one)" in said["weights in a query"]
+        assert said["no weight"].startswith("DataError: weight_col: all training rows have the weight 0")
+        assert said["no weight to validate"].startswith("DataError: weight_col: all validation rows have the weight 0")
+        for case, width, outputs in (("narrow", 1, 3), ("wide", 2, 1), ("narrow margin of quantiles", 2, 3)):
+            told = said[case if " " in case else f"{case} margin"]
+            assert told.startswith(f"DataError: base_margin_col has {width} values a row, but the model has {outputs}")
+        for case, value in (("negative", "-1"), ("fractional", "1.5"), ("huge", "1e+08")):
+            assert f"feature 0 (counted from 0) is categorical, but has the value {value};" in said[f"{case} category"]
+        assert "'ndcg' takes relevances that are whole numbers from 0 to 31, but 2 rows" in said["negative relevance"]
+        assert "but 1 rows have others (0.5, for one)" in said["fractional relevance"]
+        assert said["large relevance"].endswith("(40, for one); ndcg_exp_gain=False takes larger ones")
+        assert said["large relevance, linear gain"] == ""
+        for case in ("graded for map", "graded for a metric"):
+            assert "'map' takes relevances that are 0 or 1, but 1 rows have others (2, for one)" in said[case]
+        assert said["model of other features"] == "DataError: xgb_model has 3 features, but these rows have 2"
+        assert "interaction_constraints names feature 2, but the features are 0 to 1" in said["constraint"]
+        assert said["no features"].startswith("DataError: features_col: the rows of 'input' have no elements")
 
 
 def test_the_scores_of_the_continuous_rows_are_worth_comparing() -> None:
