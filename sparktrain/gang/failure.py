@@ -157,4 +157,6 @@ def is_peer_loss(error: BaseException) -> bool:
         return "/collective/" in str(error).partition("Stack trace:")[0]
     if names & {"DistBackendError", "DistNetworkError", "DistStoreError"}:
         return True
+    if "Gloo" in str(error) and "/gloo/transport/" in str(error):  # from JAX, as a ValueError too
+        return True
     return isinstance(error, (RuntimeError, ConnectionError)) and any(sign in str(error) for sign in _PEER_SIGNS)

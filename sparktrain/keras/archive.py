@@ -216,6 +216,12 @@ def _of_parts(skeleton: Skeleton) -> keras.Layer:
     return made
 
 
+def compiled_with(model: keras.Model) -> dict[str, Any] | None:
+    """The keywords that `Model.compile` was given; None: it was not called."""
+    kept = getattr(model, "_compile_config", None)
+    return None if kept is None else dict(kept.config)
+
+
 def values_of(variables: list[Any]) -> Values:
     """What is in variables, whole where they are spread over devices."""
     return [np.asarray(keras.ops.convert_to_numpy(one)) for one in variables]
@@ -239,7 +245,7 @@ def assign(variables: list[Any], values: Values, whose: str) -> None:
         variable.assign(value)
 
 
-def dumps(value: Any, *, weights: bool = True) -> bytes:
+def dumps(value: Any, *, weights: bool = True, compiled: bool = False) -> bytes:
     """A pickle in which Keras's objects are their configs and values, for `loads`.
 
     Parameters
@@ -247,6 +253,8 @@ def dumps(value: Any, *, weights: bool = True) -> bytes:
     value : object
     weights : bool, default True
         False: without the values of models.
+    compiled : bool, default False
+        True: models are compiled again with what they were compiled with, optimizer state included.
 
     Raises
     ------
@@ -255,7 +263,7 @@ def dumps(value: Any, *, weights: bool = True) -> bytes:
     """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, weights).dump(value)
+        _Pickler(buffer, weights, compiled).dump(value)
     except (pickle.PicklingError, TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError) as error:
         raise ParamError(
             "the model, optimizer, loss, metrics, callbacks or another object can't be pickled to travel to the "
@@ -288,9 +296,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Gives each Keras object a persistent id: what it is, a number to know it again by,
     its config, its values, and the custom objects in it."""
 
-    def __init__(self, buffer: io.BytesIO, weights: bool) -> None:
+    def __init__(self, buffer: io.BytesIO, weights: bool, compiled: bool) -> None:
         super().__init__(buffer)
-        self._weights = weights
+        self._weights, self._compiled = weights, compiled
         self._numbers: dict[int, int] = {}
         self._keep: list[Any] = []  # alive, so that no id is used twice
 
@@ -299,15 +307,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is None:
             return None
         if id(obj) in self._numbers:
-            return ("again", self._numbers[id(obj)], None, None, {})
+            return ("again", self._numbers[id(obj)], None, None, {}, None)
         self._keep.append(obj)
         number = self._numbers[id(obj)] = len(self._numbers)
         if kind == "layer":
             holds = self._weights and isinstance(obj, keras.Model) and obj.built
             values = values_of(obj.variables) if holds else None
-            return (kind, number, skeleton_of(obj), values, custom_objects_of(obj))
+            keywords = compiled_with(obj) if self._compiled and isinstance(obj, keras.Model) else None
+            return (kind, number, skeleton_of(obj), values, custom_objects_of(obj), keywords)
         values = values_of(obj.variables) if kind == "optimizer" and obj.built else None
-        return (kind, number, serialized(obj), values, custom_objects_of(obj))
+        return (kind, number, serialized(obj), values, custom_objects_of(obj), None)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (types.FunctionType, type)):
@@ -357,9 +366,13 @@ class _Restore:
         self._made: dict[int, Any] = {}
 
     def __call__(self, pid: tuple[Any, ...]) -> Any:
-        kind, number, content, values, custom_objects = pid
+        kind, number, content, values, custom_objects, compiled = pid
         if number not in self._made:
-            self._made[number] = self._make(kind, content, values, custom_objects)
+            made = self._made[number] = self._make(kind, content, values, custom_objects)
+            if compiled is not None:
+                keras.Model.compile(made, **compiled)
+                if made.built and made.optimizer is not None:
+                    with_values(made.optimizer, made.trainable_variables)
         return self._made[number]
 
     def _make(self, kind: str, content: Any, values: Values | None, custom_objects: CustomObjects) -> Any:

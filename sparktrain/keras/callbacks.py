@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event
 from sparktrain.keras.batchnorm import MovingAverages
 from sparktrain.keras.feed import Batches
@@ -15,6 +17,18 @@ from sparktrain.keras.lockstep import Lockstep
 from sparktrain.keras.peers import Peers
 
 PROGRESS_S = 0.2
+HOOKS = (
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+)
 
 
 def writers() -> tuple[type, ...]:
@@ -23,9 +37,57 @@ def writers() -> tuple[type, ...]:
     return tuple(found for name in names if (found := getattr(keras.callbacks, name, None)) is not None)
 
 
-def of_rank(callbacks: list[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
-    """Those that run on this rank."""
-    return [one for one in callbacks if rank == 0 or not isinstance(one, writers())]
+def of_rank(callbacks: list[keras.callbacks.Callback], peers: Peers) -> list[keras.callbacks.Callback]:
+    """Those that run on this rank.
+
+    On JAX a variable that is made or set is compared over all ranks. So a writer, which may make some, is not told of
+    the gang; and where `BackupAndRestore` takes up an interrupted run, each rank reads the backup.
+
+    Raises
+    ------
+    ParamError
+        Where some ranks find a backup and others none.
+    """
+    if peers.world_size == 1:
+        return callbacks
+    if keras.backend.backend() != "jax":
+        return [one for one in callbacks if peers.rank == 0 or not isinstance(one, writers())]
+    chosen = []
+    for one in callbacks:
+        if isinstance(one, keras.callbacks.BackupAndRestore):
+            found = peers.gather(int(os.path.exists(one._weights_path)))
+            if len(set(found)) > 1:
+                raise ParamError(
+                    f"callbacks: BackupAndRestore finds {one.backup_dir} on some hosts alone; on JAX all must see it"
+                )
+            _limit(one, keep=HOOKS if peers.rank == 0 else ("on_train_begin",), alone=HOOKS[1:])
+        elif isinstance(one, writers()):
+            if peers.rank:
+                continue
+            _limit(one, keep=HOOKS, alone=HOOKS)
+        chosen.append(one)
+    return chosen
+
+
+def _limit(callback: keras.callbacks.Callback, *, keep: tuple[str, ...], alone: tuple[str, ...]) -> None:
+    """Leave a callback these hooks, and call some of them without the gang's distribution."""
+    for name in HOOKS:
+        if name not in keep:
+            setattr(callback, name, lambda *arguments, **keywords: None)
+        elif name in alone:
+            setattr(callback, name, _undistributed(getattr(callback, name)))
+
+
+def _undistributed(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        distribution = keras.distribution.distribution()
+        keras.distribution.set_distribution(None)
+        try:
+            return hook(*arguments, **keywords)
+        finally:
+            keras.distribution.set_distribution(distribution)
+
+    return call
 
 
 class First(keras.callbacks.Callback):  # type: ignore[misc]

@@ -128,8 +128,7 @@ class KerasEstimator(
     def _compiled(self) -> dict[str, Any]:
         """`Model.compile`'s keywords: the compiled model's own, and over them what this estimator was given."""
         net = self._value(self.model)
-        kept = getattr(net, "_compile_config", None)
-        own = dict(kept.config) if kept is not None else {}
+        own = archive.compiled_with(net) or {}
         given = {
             "optimizer": self._value(self.optimizer),
             "loss": self._value(self.loss),
@@ -207,7 +206,7 @@ class KerasEstimator(
             for param in self.params
             if isinstance(param, GangParam) and param.by_value and self.isSet(param)
         }
-        return persistence.ToSave(archive.dumps(values), persistence.nothing, {})
+        return persistence.ToSave(archive.dumps(values, compiled=True), persistence.nothing, {})
 
     def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
         for name, value in files.restored(saved.structure, unpickler).items():

@@ -14,7 +14,7 @@ class KerasValue(HeldValue):
     _admits = staticmethod(files.admits)
 
     def _saved_objects(self) -> persistence.ToSave:
-        return persistence.ToSave(archive.dumps(self.value), persistence.nothing, {})
+        return persistence.ToSave(archive.dumps(self.value, compiled=True), persistence.nothing, {})
 
     def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
         self.value = files.restored(saved.structure, unpickler)

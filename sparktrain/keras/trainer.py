@@ -216,7 +216,7 @@ class Trainer:
             verbose=0,
             callbacks=[
                 First(feed, averages, self._lockstep),
-                *of_rank(self._objects.callbacks, self._peers.rank),
+                *of_rank(self._objects.callbacks, self._peers),
                 last,
             ],
         )

@@ -131,7 +131,7 @@ def test_a_compiled_model_keeps_its_own_and_trains_on(df: DataFrame, tmp_path: P
 
 def test_inputs_and_outputs_by_name(df: DataFrame) -> None:
     left, right = keras.Input((4,), name="left"), keras.Input((1,), name="right")
-    hidden = layers.Concatenate()([layers.Dense(8, "tanh")(left), right])
+    hidden = layers.Concatenate()([layers.Dense(8, "tanh")(left), layers.Rescaling(1 / 400)(right)])
     outputs = {"value": layers.Dense(1, name="value")(hidden), "kind": layers.Dense(3, "softmax", name="kind")(hidden)}
     model = KerasEstimator(
         model=keras.Model({"left": left, "right": right}, outputs),
@@ -141,7 +141,7 @@ def test_inputs_and_outputs_by_name(df: DataFrame) -> None:
         metrics={"kind": ["accuracy"]},
         label_cols={"kind": "kind", "value": "y"},
         epochs=8,
-        **{**COMMON, "feature_cols": {"left": "features", "right": "y"}},
+        **{**COMMON, "feature_cols": {"left": "features", "right": "id"}},
     ).fit(df)
     assert model.history[-1]["kind_accuracy"] > 0.8
     found = model.transform(df).select("prediction_kind", "prediction_y", "kind", "y").toPandas()
