@@ -73,7 +73,7 @@ def check(spark: SparkSession, directory: str) -> None:
     loaded = KerasModel.load(f"file://{directory}/model", trust=True)
     again = [row.prediction for row in loaded.transform(df).select("prediction").collect()]
     np.testing.assert_allclose(again, predictions, atol=1e-5)
-    print("CONNECT OK")
+    print("connect: all passed")
 
 
 if __name__ == "__main__":
