@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.integration
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("heading", "metric"), [("## Example", "val_loss"), ("## Keras", "val_mae"), ("## XGBoost", "val_logloss")])
+@pytest.mark.parametrize(
+    ("heading", "metric"), [("## Example", "val_loss"), ("## Keras", "val_mae"), ("## XGBoost", "val_logloss")]
+)
 def test_the_examples_run(heading: str, metric: str, tmp_path: Path) -> None:
     section = (ROOT / "README.md").read_text().partition(f"{heading}\n")[2]
     found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
