@@ -15,7 +15,7 @@ from sparktrain.shards.reader import Shard
 from sparktrain.shards.tensors import KEY, TensorSpec
 
 FEATURES, CLASSES, SEED, HELD_OUT = 5, 3, 11, 4
-SPLITS: dict[int, list[tuple[int, ...]]] = {1: [(12,)], 2: [(6, 6), (0, 12)], 3: [(8, 0, 4)]}
+SPLITS: dict[int, list[tuple[int, ...]]] = {2: [(6, 6), (0, 12)], 3: [(8, 0, 4)]}
 SPEC = TrainSpec(
     batch_size=2,
     epochs=2,

@@ -23,7 +23,7 @@ def plain(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return run_ranks(backend, "tests.keras.exactness:plain", 1, tmp_path_factory.mktemp("plain"))[0]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_n_ranks_train_as_one_process(backend: str, plain: dict[str, Any], world: int, tmp_path: Path) -> None:
     ranks = run_ranks(backend, "tests.keras.exactness:train", world, tmp_path)
     wrong = []
