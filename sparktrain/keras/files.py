@@ -18,7 +18,7 @@ from sparktrain.keras import archive
 WEIGHTS = "model.keras"
 
 _ADMITTED = {
-    "sparktrain.keras.archive": {"Skeleton", "_Weight"},
+    "sparktrain.keras.skeleton": {"Skeleton", "_Weight"},
     "ml_dtypes": {"bfloat16"},
     "keras.src.callbacks.early_stopping": {"EarlyStopping"},
     "keras.src.callbacks.learning_rate_scheduler": {"LearningRateScheduler"},

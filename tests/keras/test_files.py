@@ -17,6 +17,7 @@ from sparktrain.errors import PersistenceError
 from sparktrain.keras import archive, files
 from sparktrain.keras.held import KerasValue
 from sparktrain.keras.model import KerasModel
+from sparktrain.keras.skeleton import skeleton_of
 from sparktrain.persistence import RestrictedUnpickler, Saved, Unpickler
 from tests.keras import nets
 from tests.keras.test_predict import run_python
@@ -109,11 +110,11 @@ def test_names_that_no_file_may_reach(module: str, name: str) -> None:
 
 def test_a_config_is_no_way_to_import_a_module(tmp_path: Path) -> None:
     (tmp_path / "intruder.py").write_text("raise SystemExit('imported')")
-    skeleton = archive.skeleton_of(nets.dense(1))
+    skeleton = skeleton_of(nets.dense(1))
     assert skeleton.config is not None
     skeleton.config["config"]["layers"][-1].update(module="intruder", class_name="Run", registered_name="Run")
     with pytest.raises(ValueError, match=r"a config names intruder.Run, which the file does not bring"):
-        archive._Restore(True)(("layer", 0, skeleton, None, {}))
+        archive._Restore(True)(("layer", 0, skeleton, None, {}, None))
 
 
 def saved(directory: Path) -> list[str]:
