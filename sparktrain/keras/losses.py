@@ -31,15 +31,12 @@ class Rows:
     present : tensor or None, shape (batch,)
         1 for a row, 0 for padding; None: there is no padding.
     add_up : callable
-    ranks : int
-        That have rows of their own; 1 on JAX, where each sees all.
     """
 
-    def __init__(self, add_up: Count, ranks: int) -> None:
+    def __init__(self, add_up: Count) -> None:
         self.count: Any = None
         self.present: Any = None
         self.add_up = add_up
-        self.ranks = ranks
 
 
 class GlobalLoss(keras.losses.Loss):  # type: ignore[misc]
@@ -67,7 +64,7 @@ class GlobalLoss(keras.losses.Loss):  # type: ignore[misc]
         return numerator / ops.where(total == 0, 1.0, total) * count / ops.maximum(ops.cast(rows.count, self.dtype), 1)
 
     def _parts(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """The sum over this rank's rows, and what the sum over all rows is divided by: this rank's part of it."""
+        """The sum over this rank's rows, and this rank's part of what the sum over all is divided by; 0: by nothing."""
         mask = get_keras_mask(y_pred)
         y_pred = tree.map_structure(lambda one: ops.convert_to_tensor(one, dtype=self.dtype), y_pred)
         y_true = tree.map_structure(lambda one: ops.convert_to_tensor(one, dtype=self.dtype), y_true)
@@ -85,7 +82,7 @@ class GlobalLoss(keras.losses.Loss):  # type: ignore[misc]
             weight = weight * aligned(ops.cast(sample_weight, self.dtype), values)
         numerator = ops.sum(ops.where(weight == 0, 0.0, values) * weight)
         if self.reduction == "sum":
-            return numerator, ops.ones_like(numerator) / self._rows.ranks
+            return numerator, ops.zeros_like(numerator)
         return numerator, ops.sum(weight) if self.reduction == "mean_with_sample_weight" else valid
 
     def call(self, y_true: Any, y_pred: Any) -> Any:

@@ -122,7 +122,7 @@ class Trainer:
             weights,
             objects.transform_batch,
         )
-        self._rows = Rows(self._add_up, 1 if tensors is None else peers.world_size)
+        self._rows = Rows(self._add_up)
         self._lockstep: Lockstep | None = None
         self._pads = tensors is None and peers.world_size > 1 and not self._is_even()
         self._build()

@@ -289,7 +289,7 @@ CASES = [
         "batchnorm",
         with_batchnorm,
         ("float",),
-        lambda: {"optimizer": sgd(), "loss": "mse"},
+        lambda: {"optimizer": sgd(0.02), "loss": "mse"},
         spec={"sync_batchnorm": True},
         validates=True,
     ),
