@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("heading", "metric"), [("## Example", "val_loss"), ("## Keras", "val_mae"), ("## XGBoost", "val_logloss")]
 )
@@ -26,7 +26,7 @@ def test_the_examples_run(heading: str, metric: str, tmp_path: Path) -> None:
     script.write_text(found[1])
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"'{metric}'" in done.stdout
