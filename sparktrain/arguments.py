@@ -54,7 +54,7 @@ def transformed(
     Raises
     ------
     ParamError
-        Where it gives back something else than (inputs, labels).
+        Where it gives back something else than (inputs, labels), or another number of rows.
     """
     if transform_batch is None:
         return inputs, labels
@@ -63,12 +63,27 @@ def transformed(
     if not isinstance(result, tuple) or len(result) != 2:
         raise ParamError(f"transform_batch: expected it to return (inputs, labels), got {type(result).__name__}")
     new_inputs, new_labels = result
+    arguments = _arguments(new_inputs, inputs.names is not None)
+    rows = len(inputs.values[0])
+    _check_rows(rows, arguments.values, "inputs")
     if labels is None:
-        return _arguments(new_inputs, inputs.names is not None), None
+        return arguments, None
     new_labels = None if new_labels is None else _as_list(new_labels)
     if new_labels is None or len(new_labels) != len(labels):
         raise ParamError(f"transform_batch: expected it to return {len(labels)} labels, got None or another number")
-    return _arguments(new_inputs, inputs.names is not None), new_labels
+    _check_rows(rows, new_labels, "labels")
+    return arguments, new_labels
+
+
+def _check_rows(rows: int, values: list[Any], what: str) -> None:
+    """A row must stay a row: others would be paired with labels, weights and predictions that aren't theirs."""
+    for one in values:
+        shape = tuple(getattr(one, "shape", (rows,)))
+        if shape[:1] != (rows,):
+            raise ParamError(
+                f"transform_batch: it was given {rows} rows, and its {what} have shape {shape}; a single input or "
+                "label is given as it is, several are a list"
+            )
 
 
 def _as_given(inputs: Arguments) -> Any:

@@ -82,3 +82,12 @@ def test_the_mask_of_a_padded_input_follows_it_by_name() -> None:
     ]
     assert argument_names(specs) == ("ids", "ids_mask", "age")
     assert argument_names([TensorSpec("age", "input", (), "float32", (1,))]) is None
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [lambda x, y, training: (x[:1], y), lambda x, y, training: (x, y if y is None else y[:2])],
+)
+def test_a_row_stays_a_row(transform: Any) -> None:
+    with pytest.raises(ParamError, match=r"transform_batch: it was given 3 rows, and its (inputs|labels) have shape"):
+        transformed(transform, Arguments([X]), [Y], training=True)

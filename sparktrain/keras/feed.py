@@ -35,6 +35,8 @@ class Columns:
         The model's outputs of the labels; None: by position.
     weights : ndarray or None, shape (rows,)
     transform_batch : callable or None
+    as_column : tuple of bool
+        Of each label: whether a scalar one, shape (batch,), is for an output of shape (batch, 1), and gets that shape.
     """
 
     model: keras.Model
@@ -44,6 +46,7 @@ class Columns:
     outputs: tuple[str, ...] | None
     weights: Array | None
     transform_batch: TransformBatch | None
+    as_column: tuple[bool, ...] = ()
 
     def take(self, rows: Indices, *, training: bool) -> tuple[Any, Any, Any]:
         """Inputs, labels and weights (None without a column) of rows, after transform_batch."""
@@ -74,6 +77,9 @@ class Columns:
         arguments, targets = transformed(self.transform_batch, Arguments(values, self.names), labels, training=training)
         x = structured(self.model, arguments.values, arguments.names)
         assert targets is not None
+        for place, wide in enumerate(self.as_column):
+            if wide and targets[place].ndim == 1:
+                targets[place] = targets[place][:, None]
         if self.outputs is not None:
             return x, dict(zip(self.outputs, targets, strict=True))
         return x, targets[0] if len(targets) == 1 else targets

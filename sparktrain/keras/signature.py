@@ -58,6 +58,8 @@ def structured(model: keras.Model, values: Sequence[Any], names: Sequence[str] |
         Of each of them; None: by position.
     """
     expected = takes(model)
+    if expected is not None:
+        values, names = _without_masks(values, names, expected)
     if names is not None:
         by_name = dict(zip(names, values, strict=True))
         if expected is None or expected.form == "dict" or set(expected.names) != set(by_name):
@@ -67,6 +69,18 @@ def structured(model: keras.Model, values: Sequence[Any], names: Sequence[str] |
         return {expected.names[0]: values[0]}
     as_list = len(values) > 1 if expected is None else expected.form == "list"
     return list(values) if as_list or len(values) != 1 else values[0]
+
+
+def _without_masks(
+    values: Sequence[Any], names: Sequence[str] | None, expected: Takes
+) -> tuple[Sequence[Any], Sequence[str] | None]:
+    """Leave out the masks of padded inputs that a model does not take: an Embedding finds zeros itself."""
+    if names is not None:
+        kept = [(n, v) for n, v in zip(names, values, strict=True) if n in expected.names or not n.endswith("_mask")]
+        return [value for _, value in kept], [name for name, _ in kept]
+    if len(values) > len(expected.names):
+        return [value for value in values if str(value.dtype) not in ("bool", "torch.bool")], None
+    return values, None
 
 
 def listed(result: Any, names: Sequence[str] | None) -> list[Any]:

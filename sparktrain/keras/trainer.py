@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -147,6 +147,8 @@ class Trainer:
             lambda one: keras.KerasTensor((None, *one.shape[1:]), keras.backend.standardize_dtype(one.dtype)), blank[0]
         )
         self._output_specs = model(specs)
+        self._columns = replace(self._columns, as_column=self._are_columns())
+        blank = self._columns.zeros(2)
         self._compile()
         model._symbolic_build(data_batch=blank if blank[2] is not None else blank[:2])
         optimizer = model.optimizer
@@ -160,6 +162,13 @@ class Trainer:
             variables = [*model.variables, *(v for one in optimizers_of(model) for v in one.variables)]
             values = self._peers.from_rank(0, archive.values_of(variables))
             archive.assign(variables, values, "model")
+
+    def _are_columns(self) -> tuple[bool, ...]:
+        """Of each label, whether its output has one value a row: a label without that axis would be broadcast."""
+        names = self._spec.output_names
+        outputs = self._output_specs
+        specs = [outputs[name] for name in names] if names is not None else tree.flatten(outputs)
+        return tuple(tuple(one.shape[1:]) == (1,) for one in specs)
 
     def _compile(self) -> None:
         """Compile as the user did, with losses and metrics that count the rows of all ranks."""

@@ -101,7 +101,7 @@ class OwnStep(keras.Model):
             import tensorflow as tf
 
             with tf.GradientTape() as tape:
-                loss = ops.mean(ops.square(ops.reshape(self(x, training=True), (-1,)) - y))
+                loss = ops.mean(ops.square(self(x, training=True) - y))
             self.optimizer.apply_gradients(
                 zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
             )
@@ -109,7 +109,7 @@ class OwnStep(keras.Model):
             import torch
 
             self.zero_grad()
-            loss = ops.mean(ops.square(ops.reshape(self(x, training=True), (-1,)) - y))
+            loss = ops.mean(ops.square(self(x, training=True) - y))
             loss.backward()
             with torch.no_grad():
                 self.optimizer.apply([one.value.grad for one in self.trainable_weights], self.trainable_weights)
@@ -124,12 +124,12 @@ def own_step() -> keras.Model:
 
 def power(y_true: Any, y_pred: Any) -> Any:
     """A loss and metric of a row each."""
-    return ops.abs(ops.reshape(y_true, (-1,)) - ops.reshape(y_pred, (-1,))) ** 1.5
+    return ops.mean(ops.abs(y_true - y_pred) ** 1.5, axis=-1)
 
 
 def spread(y_true: Any, y_pred: Any) -> Any:
     """A metric of a whole batch."""
-    return ops.mean(ops.abs(ops.reshape(y_true, (-1,)) - ops.reshape(y_pred, (-1,))))
+    return ops.mean(ops.abs(y_true - y_pred))
 
 
 class Worst(keras.metrics.Metric):
@@ -140,7 +140,7 @@ class Worst(keras.metrics.Metric):
         self.total = self.add_weight(shape=(), initializer="zeros", name="total")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        error = ops.abs(ops.reshape(y_true, (-1,)) - ops.reshape(y_pred, (-1,)))
+        error = ops.mean(ops.abs(y_true - y_pred), axis=-1)
         self.total.assign_add(ops.sum(error if sample_weight is None else error * sample_weight))
 
     def result(self) -> Any:

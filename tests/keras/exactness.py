@@ -70,9 +70,10 @@ class Whole(keras.utils.PyDataset):
         part = slice(step * SPEC.batch_size, (step + 1) * SPEC.batch_size)
         case, rows = self._case, np.concatenate([order[part] for order in self._orders()])
         x, y = ([values[rows] for values in self._rows[name]] for name in ("inputs", "labels"))
+        y = [values[:, None] if values.ndim == 1 else values for values in y]  # as a user of custom losses gives them
         weights = self._rows["weights"][rows] if case.weighted else None
         if case.class_weight is not None and not self._held_out:
-            weights = np.array([case.class_weight[int(one)] for one in y[0]], np.float32)
+            weights = np.array([case.class_weight[int(one[0])] for one in y[0]], np.float32)
         given: Any = x[0] if len(x) == 1 else x
         labels: Any = y[0] if len(y) == 1 else y
         if case.names is not None:

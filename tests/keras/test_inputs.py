@@ -80,11 +80,19 @@ def test_inputs_by_name_need_names() -> None:
         check_inputs(net, inputs(net, ["a", "b"]), transforms=False)
 
 
-def test_a_padded_input_s_mask_counts() -> None:
+def test_a_padded_input_s_mask_goes_in_where_the_model_takes_it() -> None:
     net = nets.towers()
     check_inputs(net, inputs(net, ["context"], pad="longest"), transforms=False)
-    with pytest.raises(ColumnError, match=r"feature_cols and pad give 3 inputs \(item, context, context mask\)"):
-        check_inputs(net, inputs(net, ["item", "context"], pad="longest"), transforms=False)
+    check_inputs(net, inputs(net, ["item", "context"], pad="longest"), transforms=False)
+    with pytest.raises(ColumnError, match=r"feature_cols and pad give 4 inputs \(item, item, context, context mask\)"):
+        check_inputs(net, inputs(net, ["item", "item", "context"], pad="longest"), transforms=False)
+    rows, mask = np.zeros((2, 3)), np.ones((2, 3), bool)
+    assert structured(nets.dense(1), [rows, mask], None) is rows
+    assert structured(net, [rows, mask], None)[1] is mask
+    assert structured(nets.towers("dict"), [rows, rows, mask], ("item", "context", "context_mask")).keys() == {
+        "item",
+        "context",
+    }
 
 
 def test_the_structure_that_a_model_is_called_with() -> None:
