@@ -159,4 +159,6 @@ def is_peer_loss(error: BaseException) -> bool:
         return True
     if "Gloo" in str(error) and "/gloo/transport/" in str(error):  # from JAX, as a ValueError too
         return True
-    return isinstance(error, (RuntimeError, ConnectionError)) and any(sign in str(error) for sign in _PEER_SIGNS)
+    kinds = (RuntimeError, ConnectionError)
+    wrapped = "OpError" in names  # TensorFlow's, around what a collective inside a graph has raised
+    return (wrapped or isinstance(error, kinds)) and any(sign in str(error) for sign in _PEER_SIGNS)

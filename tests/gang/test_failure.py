@@ -124,6 +124,10 @@ class DistBackendError(RuntimeError):
     """Named as torch's."""
 
 
+class OpError(Exception):
+    """Named as TensorFlow's."""
+
+
 @pytest.mark.parametrize(
     ("error", "peer"),
     [
@@ -131,6 +135,8 @@ class DistBackendError(RuntimeError):
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4040"), True),
         (ConnectionResetError("[Errno 104] Connection reset by peer"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
+        (OpError("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4040"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error"), True),
         (ValueError("Connection closed by peer"), False),
         (KeyError("x"), False),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,21 @@ def test_tuning_and_pipelines(df: DataFrame, tmp_path: Path) -> None:
 
 
 class Fails(callbacks.Callback):
+    """Fails on one rank, while the other goes on into its next exchange."""
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        raise RuntimeError("the callback has failed")
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("the callback has failed")
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("tensorflow", marks=pytest.mark.slow), pytest.param("jax", marks=pytest.mark.slow), "torch"],
+)
+def test_the_failing_rank_s_own_error_is_told(df: DataFrame, backend: str) -> None:
+    given: dict[str, Any] = {"label_cols": ["y"], "keras_backend": backend, "epochs": 3, **COMMON}
+    with pytest.raises(RankFailed, match="rank 1 of 2 failed .*: RuntimeError: the callback has failed"):
+        KerasEstimator(model=regressor(), callbacks=[Fails()], **given).fit(df)
 
 
 def test_errors_name_what_is_wrong(df: DataFrame) -> None:
@@ -188,5 +202,3 @@ def test_errors_name_what_is_wrong(df: DataFrame) -> None:
         KerasEstimator(model=regressor(), jit_compile=True, **given).fit(df)
     with pytest.raises(ParamError, match="keras_backend"):
         KerasEstimator(model=regressor(), keras_backend="theano", **given)
-    with pytest.raises(RankFailed, match="the callback has failed"):
-        KerasEstimator(model=regressor(), callbacks=[Fails()], **given).fit(df)
