@@ -184,7 +184,7 @@ class Fails(callbacks.Callback):
 )
 def test_the_failing_rank_s_own_error_is_told(df: DataFrame, backend: str) -> None:
     given: dict[str, Any] = {"label_cols": ["y"], "keras_backend": backend, "epochs": 3, **COMMON}
-    with pytest.raises(RankFailed, match="rank 1 of 2 failed .*: RuntimeError: the callback has failed"):
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 failed .*: RuntimeError: the callback has failed"):
         KerasEstimator(model=regressor(), callbacks=[Fails()], **given).fit(df)
 
 
