@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_ranks(backend: str, function: str, world: int, out: Path, timeout_s: float = 240) -> list[Any]:
+def run_ranks(backend: str, function: str, world: int, out: Path, timeout_s: float = 420) -> list[Any]:
     """Run `function` on `world` ranks, one process each; returns what each returned, in rank order."""
     env = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as listener:

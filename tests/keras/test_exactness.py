@@ -10,6 +10,7 @@ import pytest
 
 from tests.keras.rank import run_ranks
 
+pytestmark = pytest.mark.timeout(900)
 BACKENDS = ("tensorflow", "jax", "torch")
 
 

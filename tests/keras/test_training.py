@@ -10,6 +10,7 @@ import pytest
 from tests.keras.rank import run_ranks
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 def test_topics(backend: str, tmp_path: Path) -> None:
     ranks = run_ranks(backend, "tests.keras.features:topics", 3, tmp_path)
