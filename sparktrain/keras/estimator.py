@@ -170,8 +170,7 @@ class KerasEstimator(
         )
         with keras.saving.custom_object_scope(self._value(self.customObjects)):
             packed = archive.dumps(objects)
-        weights = sum(int(variable.nbytes) for variable in net.variables) if hasattr(net, "nbytes") else 0
-        return Payload({"spec": spec}, "objects", packed, max(weights, len(packed)), 4 * len(packed))
+        return Payload({"spec": spec}, "objects", packed, len(packed), 4 * len(packed))
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> KerasModel:
         with keras.saving.custom_object_scope(self._value(self.customObjects)):
