@@ -29,6 +29,7 @@ from sparktrain.keras.skeleton import (
     serialized,
     skeleton_of,
 )
+from sparktrain.keras.spread import whole
 
 Unpickler = Callable[[io.BytesIO], pickle.Unpickler]
 Values = list[np.ndarray[Any, Any]]
@@ -42,8 +43,8 @@ def compiled_with(model: keras.Model) -> dict[str, Any] | None:
 
 
 def values_of(variables: list[Any]) -> Values:
-    """What is in variables, whole where they are spread over devices."""
-    return [np.asarray(keras.ops.convert_to_numpy(one)) for one in variables]
+    """What is in variables; all ranks call this together where some are spread over them."""
+    return [whole(one) for one in variables]
 
 
 def assign(variables: list[Any], values: Values, whose: str) -> None:
@@ -64,7 +65,9 @@ def assign(variables: list[Any], values: Values, whose: str) -> None:
         variable.assign(value)
 
 
-def dumps(value: Any, *, weights: bool = True, compiled: bool = False) -> bytes:
+def dumps(
+    value: Any, *, weights: bool = True, compiled: bool = False, custom_objects: CustomObjects | None = None
+) -> bytes:
     """A pickle in which Keras's objects are their configs and values, for `loads`.
 
     Parameters
@@ -74,6 +77,8 @@ def dumps(value: Any, *, weights: bool = True, compiled: bool = False) -> bytes:
         False: without the values of models.
     compiled : bool, default False
         True: models are compiled again with what they were compiled with, optimizer state included.
+    custom_objects : mapping, optional
+        Classes and functions that the configs name and that are not seen in the objects themselves.
 
     Raises
     ------
@@ -82,7 +87,7 @@ def dumps(value: Any, *, weights: bool = True, compiled: bool = False) -> bytes:
     """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, weights, compiled).dump(value)
+        _Pickler(buffer, weights, compiled, dict(custom_objects or {})).dump(value)
     except (pickle.PicklingError, TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError) as error:
         raise ParamError(
             "the model, optimizer, loss, metrics, callbacks or another object can't be pickled to travel to the "
@@ -115,9 +120,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Gives each Keras object a persistent id: what it is, a number to know it again by,
     its config, its values, and the custom objects in it."""
 
-    def __init__(self, buffer: io.BytesIO, weights: bool, compiled: bool) -> None:
+    def __init__(self, buffer: io.BytesIO, weights: bool, compiled: bool, custom_objects: dict[str, Any]) -> None:
         super().__init__(buffer)
-        self._weights, self._compiled = weights, compiled
+        self._weights, self._compiled, self._custom_objects = weights, compiled, custom_objects
         self._numbers: dict[int, int] = {}
         self._keep: list[Any] = []  # alive, so that no id is used twice
 
@@ -133,9 +138,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             holds = self._weights and isinstance(obj, keras.Model) and obj.built
             values = values_of(obj.variables) if holds else None
             keywords = compiled_with(obj) if self._compiled and isinstance(obj, keras.Model) else None
-            return (kind, number, skeleton_of(obj), values, custom_objects_of(obj), keywords)
+            return (kind, number, skeleton_of(obj), values, self._custom(obj), keywords)
         values = values_of(obj.variables) if kind == "optimizer" and obj.built else None
-        return (kind, number, serialized(obj), values, custom_objects_of(obj), None)
+        return (kind, number, serialized(obj), values, self._custom(obj), None)
+
+    def _custom(self, obj: Any) -> dict[str, Any]:
+        return self._custom_objects | custom_objects_of(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (types.FunctionType, type)):
@@ -170,7 +178,8 @@ class _Restore:
     def __call__(self, pid: tuple[Any, ...]) -> Any:
         kind, number, content, values, custom_objects, compiled = pid
         if number not in self._made:
-            made = self._made[number] = self._make(kind, content, values, custom_objects)
+            with keras.saving.custom_object_scope(custom_objects):
+                made = self._made[number] = self._make(kind, content, values, custom_objects)
             if compiled is not None:
                 keras.Model.compile(made, **compiled)
                 if made.built and made.optimizer is not None:
@@ -181,13 +190,11 @@ class _Restore:
         if self._safe_mode:
             check_origin(content.config if isinstance(content, Skeleton) else content, custom_objects)
         if kind == "layer":
-            made = model_of(content, custom_objects, safe_mode=self._safe_mode)
+            made = model_of(content, safe_mode=self._safe_mode)
             if values is not None:
                 assign(made.variables, values, "model")
             return made
-        made = keras.saving.deserialize_keras_object(
-            content, custom_objects=dict(custom_objects), safe_mode=self._safe_mode
-        )
+        made = keras.saving.deserialize_keras_object(content, safe_mode=self._safe_mode)
         if values is not None:
             made.sparktrain_values = values  # its variables come with a model's: see `with_values`
         return made

@@ -23,17 +23,12 @@ def batchnorms_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     Raises
     ------
     ParamError
-        Where this Keras computes their moments in another place than `put_moments` puts them.
+        Where this Keras does not ask a layer for its ``_moments(inputs, mask)``.
     """
     layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
     if layers and not hasattr(layers[0], "_moments"):
         raise ParamError(f"sync_batchnorm: not with Keras {keras.__version__}; sparktrain knows 3.0 to 3.15")
     return layers
-
-
-def put_moments(layer: keras.layers.BatchNormalization, moments: Moments) -> None:
-    """Have a layer normalise by `moments(inputs, mask)` while it trains."""
-    object.__setattr__(layer, "_moments", moments)
 
 
 def joint_moments(layer: keras.layers.BatchNormalization, add_up: Callable[[Any], Any]) -> Moments:

@@ -37,11 +37,20 @@ def writers() -> tuple[type, ...]:
     return tuple(found for name in names if (found := getattr(keras.callbacks, name, None)) is not None)
 
 
-def of_rank(callbacks: list[keras.callbacks.Callback], peers: Peers) -> list[keras.callbacks.Callback]:
+def of_rank(
+    callbacks: list[keras.callbacks.Callback], peers: Peers, *, spread: bool = False
+) -> list[keras.callbacks.Callback]:
     """Those that run on this rank.
 
     On JAX a variable that is made or set is compared over all ranks. So a writer, which may make some, is not told of
     the gang; and where `BackupAndRestore` takes up an interrupted run, each rank reads the backup.
+
+    Parameters
+    ----------
+    callbacks : list of Callback
+    peers : Peers
+    spread : bool
+        Whether the model's variables are spread over the ranks, who then save it together.
 
     Raises
     ------
@@ -54,6 +63,13 @@ def of_rank(callbacks: list[keras.callbacks.Callback], peers: Peers) -> list[ker
         return [one for one in callbacks if peers.rank == 0 or not isinstance(one, writers())]
     chosen = []
     for one in callbacks:
+        if spread and isinstance(one, keras.callbacks.BackupAndRestore):
+            raise ParamError(
+                "callbacks: BackupAndRestore can't save a model that is spread over the ranks; use ModelCheckpoint"
+            )
+        if spread and isinstance(one, keras.callbacks.ModelCheckpoint):
+            chosen.append(one)
+            continue
         if isinstance(one, keras.callbacks.BackupAndRestore):
             found = peers.gather(int(os.path.exists(one._weights_path)))
             if len(set(found)) > 1:

@@ -167,18 +167,27 @@ class KerasEstimator(
             callbacks=callbacks,
             class_weight=self._value(self.classWeight),
             transform_batch=self._value(self.transformBatch),
+            custom_objects=self._value(self.customObjects),
         )
-        with keras.saving.custom_object_scope(self._value(self.customObjects)):
-            packed = archive.dumps(objects)
-        return Payload({"spec": spec}, "objects", packed, len(packed), 4 * len(packed))
+        packed = archive.dumps(objects, custom_objects=self._value(self.customObjects))
+        small = {"spec": spec, "distribution": self._distribute()}
+        return Payload(small, "objects", packed, len(packed), 4 * len(packed))
+
+    def _distribute(self) -> bytes | None:
+        """The function that gives the distribution: it runs before the model and all else is made."""
+        given = self._value(self.distribution)
+        if given is not None and self._backend() != "jax":
+            raise ParamError(f"distribution: Keras has it on JAX alone, and keras_backend is {self._backend()!r}")
+        return None if given is None else archive.dumps(given)
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> KerasModel:
-        with keras.saving.custom_object_scope(self._value(self.customObjects)):
-            net, compiled = archive.loads(archive.dumps((self._value(self.model), self._compiled())))
+        untrained = self._value(self.model), self._compiled()
+        net, compiled = archive.loads(archive.dumps(untrained, custom_objects=self._value(self.customObjects)))
         with open(outcome.result.path, "rb") as file:
             values = pickle.load(file)
         if not net.built:
-            net.build_from_config(values["build_config"])
+            with keras.saving.custom_object_scope(self._value(self.customObjects)):
+                net.build_from_config(values["build_config"])
             net.built = True
         archive.assign(net.variables, values["model"], "model")
         keras.Model.compile(net, **compiled)
@@ -205,7 +214,8 @@ class KerasEstimator(
             for param in self.params
             if isinstance(param, GangParam) and param.by_value and self.isSet(param)
         }
-        return persistence.ToSave(archive.dumps(values, compiled=True), persistence.nothing, {})
+        structure = archive.dumps(values, compiled=True, custom_objects=self._value(self.customObjects))
+        return persistence.ToSave(structure, persistence.nothing, {})
 
     def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
         for name, value in files.restored(saved.structure, unpickler).items():

@@ -52,7 +52,7 @@ class Forward:
     Parameters
     ----------
     path : str
-        The file with model and transform_batch.
+        The file with model, transform_batch and custom objects.
     batch_size : int
         Rows of one pass.
     shapes : tuple of tuple of int
@@ -143,13 +143,18 @@ def _load(path: str) -> Loaded:
     from sparktrain.keras.signature import structured
 
     try:
-        net, transform_batch = archive.loads(Path(path).read_bytes())
+        net, transform_batch, custom_objects = archive.loads(Path(path).read_bytes())
     except ModuleNotFoundError as error:
         error.add_note(MISSING_MODULE)
         raise
     backend = keras.backend.backend()
     run = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[backend](net)
-    return Loaded(lambda values, names: run(structured(net, values, names)), backend != "torch", transform_batch)
+
+    def call(values: list[Array], names: tuple[str, ...] | None) -> Any:
+        with keras.saving.custom_object_scope(custom_objects):
+            return run(structured(net, values, names))
+
+    return Loaded(call, backend != "torch", transform_batch)
 
 
 def _tensorflow(net: Any) -> Callable[[Any], Any]:

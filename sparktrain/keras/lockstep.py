@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from sparktrain.keras.losses import Rows
+from sparktrain.keras.overrides import Overrides
 from sparktrain.keras.peers import Peers
 
 Step = Callable[[Any], Any]
@@ -64,7 +65,7 @@ class _Apply:
 
 
 class Lockstep:
-    """Puts itself into a compiled model, and takes itself out again.
+    """What ranks do together in the steps of a compiled model.
 
     Parameters
     ----------
@@ -108,32 +109,23 @@ class Lockstep:
         self.phase: Phase = "train"
         self.wishes_to_stop = False
         self.stops = False
-        self._undo: list[Callable[[], None]] = []
 
-    def install(self) -> None:
+    def install(self, overrides: Overrides) -> None:
         """From here on the model trains and evaluates with its peers."""
-        model = self._model
+        model, put = self._model, overrides.put
+        overrides.callback(model.make_train_function, force=True)
         for optimizer in optimizers_of(model):
-            self._put(optimizer, "apply", self._joined_apply(optimizer.apply))
+            put(optimizer, "apply", self._joined_apply(optimizer.apply))
         compiled = model._compile_loss
         for tracker in compiled.metrics if compiled is not None else ():  # of each output's loss
-            self._put(tracker, "update_state", self._by_rows(tracker.update_state))
-        self._put(model, "train_step", self._joined("train", model.train_step))
-        self._put(model, "test_step", self._joined("test", model.test_step))
-        self._put(model, "_get_metrics_result_or_logs", self._joined_results(model._get_metrics_result_or_logs))
+            put(tracker, "update_state", self._by_rows(tracker.update_state))
+        put(model, "train_step", self._joined("train", model.train_step))
+        put(model, "test_step", self._joined("test", model.test_step))
+        put(model, "_get_metrics_result_or_logs", self._joined_results(model._get_metrics_result_or_logs))
 
     def _by_rows(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Count rows: on TensorFlow, Keras counts batches, whatever their size."""
         return lambda values, sample_weight=None: update(values, sample_weight=self._rows.count)
-
-    def remove(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-        self._model.make_train_function(force=True)
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        object.__setattr__(owner, name, value)
-        self._undo.append(lambda: object.__delattr__(owner, name))
 
     def add_up(self, vector: Any) -> Any:
         """The sum over all ranks inside a step; no gradient passes."""

@@ -47,8 +47,14 @@ class HasKerasOutputs(HasThreshold):
     )
 
 
-class HasKerasBackend(KeywordParams):
-    """With which of Keras's backends the executors compute."""
+def _custom_objects(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a dict from name to class or function, as keras.saving takes it")
+    return dict(value)
+
+
+class HasKeras(KeywordParams):
+    """With which of Keras's backends the executors compute, and how they find the user's classes."""
 
     kerasBackend = GangParam(
         "keras_backend",
@@ -56,9 +62,17 @@ class HasKerasBackend(KeywordParams):
         params.one_of(*BACKENDS),
         None,
     )
+    customObjects = GangParam(
+        "custom_objects",
+        "Classes and functions that the model's config names, by name, as in keras.saving.load_model. Those that its "
+        "layers, losses and metrics are or hold are found without.",
+        _custom_objects,
+        {},
+        by_value=True,
+    )
 
 
-class KerasModel(NetworkModel, HasKerasOutputs, HasKerasBackend):
+class KerasModel(NetworkModel, HasKerasOutputs, HasKeras):
     """A Keras model that appends its predictions to a DataFrame.
 
     It is what `KerasEstimator.fit` gives, and can be made of any model: ``KerasModel(model=net,
@@ -131,7 +145,8 @@ class KerasModel(NetworkModel, HasKerasOutputs, HasKerasBackend):
         given = Arguments([rows for spec in inputs for rows in _zeros(spec)], argument_names(inputs))
         try:
             batch, _ = transformed(self._value(self.transformBatch), given, None, training=False)
-            result = net(structured(net, batch.values, batch.names), training=False)
+            with keras.saving.custom_object_scope(self._value(self.customObjects)):
+                result = net(structured(net, batch.values, batch.names), training=False)
         except Exception as error:
             shapes = ", ".join(spec.describe() for spec in inputs)
             raise ParamError(
@@ -155,7 +170,9 @@ class KerasModel(NetworkModel, HasKerasOutputs, HasKerasBackend):
 
     def _predictor(self, dataset: DataFrame, inputs: Sequence[TensorSpec]) -> KerasPredictor:
         kind = self._value(self.predictionType)
-        data = archive.dumps((self.getModel(), self._value(self.transformBatch)))
+        custom_objects = self._value(self.customObjects)
+        objects = self.getModel(), self._value(self.transformBatch), custom_objects
+        data = archive.dumps(objects, custom_objects=custom_objects)
         return KerasPredictor(
             model_file=shipping.ship_bytes(session_of(dataset), data).rpartition("/")[2],
             backend=self._value(self.kerasBackend) or keras.backend.backend(),
@@ -171,14 +188,15 @@ class KerasModel(NetworkModel, HasKerasOutputs, HasKerasBackend):
 
     def _saved_objects(self) -> persistence.ToSave:
         net = self.getModel()
-        structure = archive.dumps((net, self._value(self.transformBatch)), weights=False)
+        transform_batch, custom_objects = self._value(self.transformBatch), self._value(self.customObjects)
+        structure = archive.dumps((net, transform_batch, custom_objects), weights=False, custom_objects=custom_objects)
         own = {"outputKeys": self._output_keys, "kind": self._kind or outputs_kind(net)}
         return persistence.ToSave(structure, partial(files.write_weights, net), {**self._fitted_values(), **own})
 
     def _restore_objects(self, saved: persistence.Saved, unpickler: persistence.Unpickler) -> None:
-        net, transform_batch = files.restored(saved.structure, unpickler)
+        net, transform_batch, custom_objects = files.restored(saved.structure, unpickler)
         files.read_weights(net, saved.tensors_file)
-        self.setParams(model=net, transform_batch=transform_batch)
+        self.setParams(model=net, transform_batch=transform_batch, custom_objects=custom_objects)
         self._restore_fitted(saved.extra)
 
     def _restore_fitted(self, saved: Mapping[str, Any]) -> None:

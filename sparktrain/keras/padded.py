@@ -16,8 +16,9 @@ from keras import ops, tree
 from keras.src.backend import get_keras_mask
 
 from sparktrain.errors import ParamError
-from sparktrain.keras.batchnorm import batchnorms_of, present_moments, put_moments
+from sparktrain.keras.batchnorm import batchnorms_of, present_moments
 from sparktrain.keras.losses import Rows, aligned
+from sparktrain.keras.overrides import Overrides
 
 Array = np.ndarray[Any, Any]
 
@@ -42,7 +43,7 @@ def filled_up(size: int, spare: tuple[Any, Any, Any]) -> Callable[[Any, Any, Any
 
 
 class Padded:
-    """Puts itself into a compiled and built model, and takes itself out again.
+    """What a compiled and built model does with padded batches.
 
     Parameters
     ----------
@@ -55,38 +56,37 @@ class Padded:
 
     def __init__(self, model: keras.Model, rows: Rows, *, weighted: bool) -> None:
         self._model, self._rows, self._weighted = model, rows, weighted
-        self._undo: list[Callable[[], None]] = []
 
-    def install(self) -> None:
-        model = self._model
+    def install(self, overrides: Overrides) -> None:
+        """From here on the model is given padded batches.
+
+        Raises
+        ------
+        ParamError
+            For a model with a step of its own.
+        """
+        model, put = self._model, overrides.put
         if _is_own(model, "train_step") or _is_own(model, "compute_metrics"):
             raise ParamError(
                 f"model: {type(model).__name__} has a train_step or compute_metrics of its own, which would take "
                 "padding for rows: on the JAX backend it trains on shards of equal size alone. Use "
                 "keras_backend='tensorflow' or 'torch', or drop rows yourself"
             )
-        self._put(model, "train_step", self._step(model.train_step))
-        self._put(model, "test_step", self._step(model.test_step))
+        put(model, "train_step", self._step(model.train_step))
+        put(model, "test_step", self._step(model.test_step))
         trackers = [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss is not None else [])]
         for tracker in trackers:
-            self._put(tracker, "update_state", self._of_rows(tracker.update_state))
+            put(tracker, "update_state", self._of_rows(tracker.update_state))
         for metric in _compiled_metrics(model):
-            self._put(metric, "update_state", self._of_present(metric.update_state))
+            put(metric, "update_state", self._of_present(metric.update_state))
         for layer in model._flatten_layers():
             if layer.activity_regularizer is not None:
-                self._undo.append(partial(setattr, layer, "activity_regularizer", layer.activity_regularizer))
-                layer.activity_regularizer = self._of_rows_present(layer.activity_regularizer)
+                own = layer.activity_regularizer
+                overrides.callback(setattr, layer, "activity_regularizer", own)
+                layer.activity_regularizer = self._of_rows_present(own)
+                put(layer, "get_config", partial(_config_with, layer, own))  # for a checkpoint
         for layer in batchnorms_of(model):
-            put_moments(layer, present_moments(layer, lambda: self._rows.present))
-            self._undo.append(partial(object.__delattr__, layer, "_moments"))
-
-    def remove(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        object.__setattr__(owner, name, value)
-        self._undo.append(lambda: object.__delattr__(owner, name))
+            put(layer, "_moments", present_moments(layer, lambda: self._rows.present))
 
     def _step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def informed(state: Any, data: Any) -> Any:
@@ -124,6 +124,17 @@ class Padded:
             return update(y_true, y_pred, sample_weight=weight)
 
         return masked
+
+
+def _config_with(layer: keras.Layer, activity_regularizer: Any) -> dict[str, Any]:
+    """A layer's config with this regularizer in the place of the present one."""
+    present = layer.activity_regularizer
+    layer.activity_regularizer = activity_regularizer
+    try:
+        config: dict[str, Any] = type(layer).get_config(layer)
+        return config
+    finally:
+        layer.activity_regularizer = present
 
 
 def _is_own(model: keras.Model, name: str) -> bool:

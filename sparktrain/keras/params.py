@@ -9,7 +9,7 @@ import keras
 from keras import tree
 
 from sparktrain import params
-from sparktrain.keras.model import HasKerasBackend
+from sparktrain.keras.model import HasKeras
 from sparktrain.params import GangParam
 
 
@@ -72,19 +72,13 @@ def _labels(value: Any) -> Any:
     return params.column_names(value)
 
 
-def _custom_objects(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError("a dict from name to class or function, as keras.saving takes it")
-    return dict(value)
-
-
 def _jit(value: Any) -> bool | str:
     if value == "auto" or isinstance(value, bool):
         return value  # type: ignore[no-any-return]
     raise ValueError("True, False or 'auto'")
 
 
-class HasKerasTraining(HasKerasBackend):
+class HasKerasTraining(HasKeras):
     """What to train, towards what, and on which rows."""
 
     optimizer = GangParam(
@@ -119,13 +113,6 @@ class HasKerasTraining(HasKerasBackend):
         "As metrics, weighted by sample_weight_col and class_weight.",
         _metrics,
         None,
-        by_value=True,
-    )
-    customObjects = GangParam(
-        "custom_objects",
-        "Classes and functions that the model uses, by name. Those of layers, losses and metrics are found without.",
-        _custom_objects,
-        {},
         by_value=True,
     )
     labelCols = GangParam(
@@ -182,6 +169,15 @@ class HasKerasTraining(HasKerasBackend):
         "BatchNormalization normalises by the moments of the global batch, so it is exact. On JAX it always does.",
         params.boolean,
         False,
+    )
+    distribution = GangParam(
+        "distribution",
+        "How the gang's devices share the model, on the JAX backend: a function that takes all ranks' devices, as "
+        "keras.distribution.list_devices() names them, and returns a keras.distribution.ModelParallel or DataParallel. "
+        "The global batch is the same for all. By default DataParallel, a copy of the model on each device.",
+        params.function,
+        None,
+        by_value=True,
     )
     callbacks = GangParam(
         "callbacks",

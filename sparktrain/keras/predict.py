@@ -23,7 +23,7 @@ class KerasPredictor:
     Parameters
     ----------
     model_file : str
-        Name of the Spark file with model and transform_batch.
+        Name of the Spark file with model, transform_batch and custom objects.
     backend : str
         Keras's, with which to compute.
     prediction_type, threshold

@@ -176,12 +176,11 @@ def _accepted(kind: type, config: Config) -> Config:
     return {key: value for key, value in config.items() if key not in added or key in parameters}
 
 
-def model_of(skeleton: Skeleton, custom_objects: CustomObjects, *, safe_mode: bool) -> keras.Layer:
-    """A model or layer like the one that `skeleton_of` was given, with values of its own."""
+def model_of(skeleton: Skeleton, *, safe_mode: bool) -> keras.Layer:
+    """A model or layer like the one that `skeleton_of` was given, with values of its own; called in the scope of its
+    custom objects."""
     if skeleton.config is not None:
-        made = keras.saving.deserialize_keras_object(
-            skeleton.config, custom_objects=dict(custom_objects), safe_mode=safe_mode
-        )
+        made = keras.saving.deserialize_keras_object(skeleton.config, safe_mode=safe_mode)
     else:
         made = _of_parts(skeleton)
     if skeleton.build_config and not made.built:

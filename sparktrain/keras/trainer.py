@@ -15,15 +15,18 @@ from sparktrain.arguments import TransformBatch, argument_names
 from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.keras import archive
-from sparktrain.keras.batchnorm import MovingAverages, batchnorms_of, joint_moments, put_moments
+from sparktrain.keras.batchnorm import MovingAverages, batchnorms_of, joint_moments
 from sparktrain.keras.callbacks import First, Last, of_rank
 from sparktrain.keras.feed import Batches, Columns, row_weights
 from sparktrain.keras.join import join
+from sparktrain.keras.layout import Layout, set_distribution
 from sparktrain.keras.lockstep import Lockstep, Tensors, optimizers_of
 from sparktrain.keras.losses import Rows, global_losses, metrics_by_row
+from sparktrain.keras.overrides import Overrides
 from sparktrain.keras.padded import Padded, filled_up
 from sparktrain.keras.peers import Peers
 from sparktrain.keras.spec import TrainSpec
+from sparktrain.keras.spread import is_spread, save_together
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.shards.split import Split
@@ -41,8 +44,7 @@ class TrainObjects:
     callbacks : list of Callback
     class_weight : mapping or None
     transform_batch : callable or None
-    distribution : callable or None
-        Gives the `keras.distribution` to train under, once this process knows the gang's devices.
+    custom_objects : mapping
     """
 
     model: keras.Model
@@ -50,7 +52,7 @@ class TrainObjects:
     callbacks: list[keras.callbacks.Callback] = field(default_factory=list)
     class_weight: Mapping[int, float] | None = None
     transform_batch: TransformBatch | None = None
-    distribution: Callable[[], Any] | None = None
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train(context: WorkerContext) -> dict[str, Any]:
@@ -60,17 +62,20 @@ def train(context: WorkerContext) -> dict[str, Any]:
     shard = open_shard(job.tensors, job.tensor_fds, job.rows)
     keras.utils.set_random_seed(spec.seed)
     with join(context.gang, job.listen_fd) as (peers, tensors):
-        if tensors is None and peers.world_size > 1:
-            keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+        layout = None
+        if tensors is None:  # before the model is made
+            distribute = context.payload["distribution"]
+            layout = set_distribution(None if distribute is None else archive.loads(distribute), peers.world_size)
         if job.payload_path:
             with open(job.payload_path, "rb") as file:
                 data = file.read()
         else:
             data = context.payload["objects"]
         objects: TrainObjects = archive.loads(data)
-        trainer = Trainer(spec, objects, shard, peers, tensors, context.emit)
-        history = trainer.fit()
-        values = trainer.values()
+        with keras.saving.custom_object_scope(objects.custom_objects):
+            trainer = Trainer(spec, objects, shard, peers, tensors, context.emit, layout)
+            history = trainer.fit()
+            values = trainer.values()
     if peers.rank == 0:
         with os.fdopen(os.dup(job.result_fd), "wb") as file:
             pickle.dump(values, file)
@@ -95,6 +100,8 @@ class Trainer:
         None on JAX.
     emit : callable
         Takes progress events.
+    layout : Layout or None
+        On JAX, of several ranks or devices.
     """
 
     def __init__(
@@ -105,8 +112,9 @@ class Trainer:
         peers: Peers,
         tensors: Tensors | None,
         emit: Callable[[Event], None],
+        layout: Layout | None = None,
     ) -> None:
-        self._spec, self._peers, self._tensors, self._emit = spec, peers, tensors, emit
+        self._spec, self._peers, self._tensors, self._emit, self._layout = spec, peers, tensors, emit, layout
         self._model, self._compiled, self._objects = objects.model, dict(objects.compiled), objects
         self._split = Split.of(shard, spec.validation, spec.seed, peers.gather)
         self._val_batch = spec.validation_batch_size or spec.batch_size
@@ -124,7 +132,8 @@ class Trainer:
         )
         self._rows = Rows(self._add_up)
         self._lockstep: Lockstep | None = None
-        self._pads = tensors is None and peers.world_size > 1 and not self._is_even()
+        self._devices = 1 if layout is None else layout.local_devices
+        self._pads = layout is not None and not self._is_even()
         self._build()
 
     @property
@@ -136,8 +145,12 @@ class Trainer:
         return vector if self._lockstep is None else self._lockstep.add_up(vector)
 
     def _is_even(self) -> bool:
-        """Whether all ranks bring equally many rows to each step."""
-        return len(set(self._split.rows_by_rank)) == 1 and len(set(self._split.validation_by_rank)) == 1
+        """Whether all devices of all ranks get equally many rows in each step."""
+        parts = (self._split.rows_by_rank, self._spec.batch_size), (self._split.validation_by_rank, self._val_batch)
+        return all(
+            len(set(rows)) == 1 and size % self._devices == 0 and rows[0] % size % self._devices == 0
+            for rows, size in parts
+        )
 
     def _build(self) -> None:
         """Make all variables, of model, optimizer, losses and metrics, the same on every rank."""
@@ -175,7 +188,7 @@ class Trainer:
         given = self._compiled
         keras.Model.compile(self._model, **given)
         kept, loss = self._model._compile_config, self._model.loss
-        if self._peers.world_size > 1:
+        if self._peers.world_size > 1 or self._pads:
             joint = {
                 **given,
                 "optimizer": self._model.optimizer,
@@ -198,44 +211,55 @@ class Trainer:
         spec, model, split = self._spec, self._model, self._split
         feed = self._feed(lambda epoch: split.epoch_order(epoch, seed=spec.seed, shuffle=spec.shuffle), training=True)
         held_out = self._feed(lambda epoch: split.validation, training=False) if split.validates else None
-        averages: MovingAverages | None = None
-        inside: Lockstep | Padded | None = None
-        if self._peers.world_size > 1 and self._tensors is not None:
-            averages = MovingAverages(model, self._peers, split.rows_by_rank, synchronised=spec.sync_batchnorm)
-            self._lockstep = inside = self._in_lockstep(self._tensors)
-        elif self._pads:
-            inside = Padded(model, self._rows, weighted=self._columns.weights is not None)
-        if inside is not None:
-            inside.install()
-        self._rehearse()
-        last = Last(
-            self._peers,
-            self._lockstep,
-            rows=sum(split.rows_by_rank),
-            epochs=spec.epochs,
-            steps=self._steps,
-            emit=self._emit,
-        )
-        model.fit(
-            feed,
-            epochs=spec.epochs,
-            validation_data=held_out,
-            validation_freq=spec.validation_freq,
-            shuffle=False,
-            verbose=0,
-            callbacks=[
-                First(feed, averages, self._lockstep),
-                *of_rank(self._objects.callbacks, self._peers),
-                last,
-            ],
-        )
-        if averages is not None:
-            averages.finish()
-        if inside is not None:
-            inside.remove()
+        with Overrides() as overrides:
+            averages = self._install(overrides)
+            self._rehearse()
+            last = Last(
+                self._peers,
+                self._lockstep,
+                rows=sum(split.rows_by_rank),
+                epochs=spec.epochs,
+                steps=self._steps,
+                emit=self._emit,
+            )
+            model.fit(
+                feed,
+                epochs=spec.epochs,
+                validation_data=held_out,
+                validation_freq=spec.validation_freq,
+                shuffle=False,
+                verbose=0,
+                callbacks=[
+                    First(feed, averages, self._lockstep),
+                    *of_rank(self._objects.callbacks, self._peers, spread=self._is_spread()),
+                    last,
+                ],
+            )
+            if averages is not None:
+                averages.finish()
         if self._peers.rank == 0:
             self._emit({"kind": "finished"})
         return last.history
+
+    def _install(self, overrides: Overrides) -> MovingAverages | None:
+        """Put into the model what makes it one of a gang; the averages are those that this backend does not share."""
+        model, averages = self._model, None
+        if self._peers.world_size > 1 and self._tensors is not None:
+            averages = MovingAverages(
+                model, self._peers, self._split.rows_by_rank, synchronised=self._spec.sync_batchnorm
+            )
+            self._lockstep = self._in_lockstep(self._tensors, overrides)
+            self._lockstep.install(overrides)
+        elif self._pads:
+            Padded(model, self._rows, weighted=self._columns.weights is not None).install(overrides)
+        if self._layout is not None:
+            self._layout.install(model, overrides)
+        if self._is_spread():
+            save_together(model, self._peers, overrides)
+        return averages
+
+    def _is_spread(self) -> bool:
+        return any(is_spread(one) for one in self._model.variables)
 
     def values(self) -> dict[str, Any]:
         """What training has made: values of the model's and its optimizer's variables, and how to build it."""
@@ -249,7 +273,7 @@ class Trainer:
 
     def _feed(self, order: Callable[[int], plan.Indices], *, training: bool) -> Batches:
         size, steps = (self._spec.batch_size, self._steps) if training else (self._val_batch, self._val_steps)
-        finish = filled_up(size, self._spare()) if self._pads else None
+        finish = filled_up(-(-size // self._devices) * self._devices, self._spare()) if self._pads else None
         return Batches(self._columns, order, size, steps, training=training, finish=finish)
 
     def _spare(self) -> tuple[Any, Any, Any]:
@@ -260,7 +284,7 @@ class Trainer:
         x, y = tree.pack_sequence_as((x, y), leaves)
         return x, y, weights
 
-    def _in_lockstep(self, tensors: Tensors) -> Lockstep:
+    def _in_lockstep(self, tensors: Tensors, overrides: Overrides) -> Lockstep:
         spec, split, rank = self._spec, self._split, self._peers.rank
         last = plan.rows_in_step(split.rows_by_rank, spec.batch_size, self._steps - 1)[rank]
         val_last = plan.rows_in_step(split.validation_by_rank, self._val_batch, self._val_steps - 1)[rank]
@@ -274,7 +298,7 @@ class Trainer:
         )
         if spec.sync_batchnorm:
             for layer in batchnorms_of(self._model):
-                put_moments(layer, joint_moments(layer, lockstep.add_up_differentiably))
+                overrides.put(layer, "_moments", joint_moments(layer, lockstep.add_up_differentiably))
         return lockstep
 
     def _rehearse(self) -> None:

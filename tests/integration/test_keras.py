@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from sparktrain.errors import ColumnError, ParamError, RankFailed
 from sparktrain.keras import KerasEstimator, KerasModel
+from tests.keras import nets
 
 pytestmark = pytest.mark.integration
 
@@ -90,6 +91,43 @@ def test_a_classifier_on_each_backend(df: DataFrame, backend: str, tmp_path: Pat
     assert len((tmp_path / "log.csv").read_text().splitlines()) == len(model.history) + 1
     kept = keras.saving.load_model(tmp_path / "best.keras")
     assert kept.evaluate(x, y, verbose=0)[0] == pytest.approx(best, abs=1e-4)
+
+
+def test_custom_objects_are_found_by_name_wherever_the_model_runs(df: DataFrame, tmp_path: Path) -> None:
+    custom_objects = {"halved": halved}
+    with keras.saving.custom_object_scope(custom_objects):
+        model = keras.Sequential([layers.Input((4,)), nets.Activated("halved"), layers.Dense(1)])
+    estimator = KerasEstimator(
+        model=model, loss="mse", label_cols=["y"], custom_objects=custom_objects, keras_backend="tensorflow", **COMMON
+    )
+    fitted = estimator.fit(df)
+    expected = [row.prediction for row in fitted.transform(df.orderBy("id")).collect()]
+    fitted.save(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"), allow="tests")
+    assert [row.prediction for row in loaded.transform(df.orderBy("id")).collect()] == expected
+
+
+def test_a_model_spread_over_the_ranks(df: DataFrame, tmp_path: Path) -> None:
+    def halves(devices: list[str]) -> keras.distribution.ModelParallel:
+        mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), devices)
+        layout = keras.distribution.LayoutMap(mesh)
+        layout["dense.*/kernel"] = (None, "model")
+        return keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+
+    net = keras.Sequential([layers.Input((4,)), layers.Dense(8, "relu"), layers.Dense(2)])
+    common = {"loss": "mse", "label_cols": ["pair"], "epochs": 3, "model": net, **COMMON}
+    pairs = df.withColumn("pair", F.array("y", "y").cast("array<float>"))
+    with pytest.raises(ParamError, match="distribution: Keras has it on JAX alone, and keras_backend is 'torch'"):
+        KerasEstimator(distribution=halves, keras_backend="torch", **common).fit(pairs)
+    spread = KerasEstimator(distribution=halves, keras_backend="jax", **common).fit(pairs)
+    copied = KerasEstimator(keras_backend="jax", **common).fit(pairs)
+    for mine, other in zip(spread.keras().get_weights(), copied.keras().get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-5)
+    assert spread.history[2]["loss"] == pytest.approx(copied.history[2]["loss"], rel=1e-5)
+
+
+def halved(rows: Any) -> Any:
+    return rows / 2
 
 
 def test_the_example_of_horovods_users(df: DataFrame) -> None:

@@ -86,7 +86,7 @@ def test_cross_validation_of_a_pipeline_in_parallel_is_that_in_turn(
             fitted = validator.fit(points)
             found.append(fitted.avgMetrics)
             assert fitted.bestModel.transform(points).count() == 600
-    assert found[0] == found[1]
+    assert found[0] == pytest.approx(found[1], rel=1e-12)  # Spark adds up the area in no fixed order
     assert min(found[0]) > 0.9
     gangs = [record for record in caplog.records if "rows by rank" in record.message]
     assert len(gangs) == 2 * (2 * 2 + 1)

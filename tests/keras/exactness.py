@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from sparktrain.keras import archive
+from sparktrain.keras.layout import Distribute, set_distribution
 from sparktrain.keras.trainer import Trainer, TrainObjects
 from sparktrain.shards import plan
 from tests.keras.cases import CASES, SEED, SPEC, SPLITS, Case, built, rows_of, shard_of
@@ -32,10 +33,9 @@ def chosen(world: int) -> list[tuple[Case, tuple[int, ...]]]:
     ]
 
 
-def train(peers: Any, tensors: Any) -> dict[str, Any]:
+def train(peers: Any, tensors: Any, distribute: Distribute | None = None) -> dict[str, Any]:
     """Each case on this rank: the model travels as to a worker."""
-    if tensors is None and peers.world_size > 1:
-        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    layout = set_distribution(distribute, peers.world_size) if tensors is None else None
     results = {}
     for case, split in chosen(peers.world_size):
         keras.utils.set_random_seed(SEED)
@@ -43,7 +43,8 @@ def train(peers: Any, tensors: Any) -> dict[str, Any]:
         objects = TrainObjects(built(case), case.compiled(), case.callbacks(), case.class_weight)
         objects = archive.loads(archive.dumps(objects))
         try:
-            trainer = Trainer(spec, objects, shard_of(case, split, peers.rank), peers, tensors, lambda event: None)
+            shard = shard_of(case, split, peers.rank)
+            trainer = Trainer(spec, objects, shard, peers, tensors, lambda event: None, layout)
             history = trainer.fit()
         except BaseException as error:
             error.add_note(f"in case {key(case, split)}")

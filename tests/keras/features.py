@@ -14,6 +14,7 @@ import numpy as np
 from keras import layers
 
 from sparktrain.keras import archive
+from sparktrain.keras.layout import set_distribution
 from sparktrain.keras.trainer import Trainer, TrainObjects
 from tests.keras.cases import CASES, FEATURES, SPEC, built, sgd, shard_of
 
@@ -25,6 +26,7 @@ VALIDATED = next(case for case in CASES if case.name == "early_stopping")
 def fit(
     peers: Any, tensors: Any, callbacks: list[Any], model: keras.Model | None = None, optimizer: Any = None, **spec: Any
 ) -> tuple[Trainer, list[dict[str, float]]]:
+    layout = set_distribution(None, peers.world_size) if tensors is None else None
     keras.utils.set_random_seed(SPEC.seed)  # on JAX the ranks compare what variables start with
     case = VALIDATED if "validation_freq" in spec else PLAIN
     compiled = {"optimizer": optimizer or sgd(), "loss": "mse"}
@@ -32,7 +34,8 @@ def fit(
     objects = archive.loads(archive.dumps(objects))
     keras.utils.set_random_seed(SPEC.seed)
     shard = shard_of(case, SPLIT, peers.rank)
-    trainer = Trainer(dataclasses.replace(SPEC, **spec), objects, shard, peers, tensors, lambda event: None)
+    spec_of_fit = dataclasses.replace(SPEC, **spec)
+    trainer = Trainer(spec_of_fit, objects, shard, peers, tensors, lambda event: None, layout)
     return trainer, trainer.fit()
 
 
@@ -52,8 +55,6 @@ class Breaks(keras.callbacks.Callback):
 
 def topics(peers: Any, tensors: Any) -> dict[str, Any]:
     os.environ["TEST_RANK"] = str(peers.rank)
-    if tensors is None:
-        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
     shared = Path(tempfile.gettempdir(), f"sparktrain-test-{os.getppid()}")
     shared.mkdir(exist_ok=True)
     found: dict[str, Any] = {}
@@ -69,8 +70,6 @@ def topics(peers: Any, tensors: Any) -> dict[str, Any]:
     history = fit(peers, tensors, [schedule], epochs=4, validation_freq=2)[1]
     found["validated"] = ["val_loss" in entry for entry in history]
     found["rates"] = [entry["lr"] for entry in history]
-
-    keras.utils.set_random_seed(SPEC.seed)
 
     # the same seed gives the same model, dropout included
     dropping = keras.Sequential([layers.Input((FEATURES,)), layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)])
@@ -92,8 +91,6 @@ def topics(peers: Any, tensors: Any) -> dict[str, Any]:
             np.allclose(a, b) for a, b in zip(archive.values_of(kept.variables), trained.values()["model"], strict=True)
         )
         found["kept_loss"] = kept.loss
-        if tensors is None:
-            keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 
     # an interrupted run goes on where it was
     whole = fit(peers, tensors, [], epochs=4)[0].values()["model"]

@@ -44,7 +44,7 @@ def check(name: str, net: keras.Model, inputs: list[Any], given: Any, transform:
     outputs = listed(expected, names)
     path = os.path.join(DIRECTORY, name)
     with open(path, "wb") as file:
-        file.write(archive.dumps((net, transform)))
+        file.write(archive.dumps((net, transform, {})))
     run = Forward(path, 16, tuple(one.shape[1:] for one in outputs), output_names=names, **settings)
     for rows in (53, 50, 18, 17, 1):
         found = run([one[:rows] for one in inputs])
@@ -70,7 +70,7 @@ check("subclass", pair, [ROWS], ROWS)
 if BACKEND != "torch":
     path = os.path.join(DIRECTORY, "traced")
     with open(path, "wb") as file:
-        file.write(archive.dumps((keras.Sequential([keras.Input((4,)), nets.Traced()]), None)))
+        file.write(archive.dumps((keras.Sequential([keras.Input((4,)), nets.Traced()]), None, {})))
     run = Forward(path, 16, ((4,),))
     run([ROWS])  # batches of 16 and 5 rows
     traces = nets.Traced.traces

@@ -34,6 +34,20 @@ class Plus(keras.layers.Layer):
         return {**super().get_config(), "added": self.added}
 
 
+class Activated(keras.layers.Layer):
+    """Looks its activation up by name, at each call."""
+
+    def __init__(self, activation: str, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.name_of_activation = activation
+
+    def call(self, rows: Any) -> Any:
+        return keras.saving.get_registered_object(self.name_of_activation)(rows)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "activation": self.name_of_activation}
+
+
 class Traced(keras.layers.Layer):
     """Counts how often it is called by Python."""
 

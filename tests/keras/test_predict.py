@@ -63,7 +63,7 @@ if __name__ == "__main__":
 
 
 def test_another_backend_computes_in_a_child_that_ends_with_its_parent(tmp_path: Path) -> None:
-    (tmp_path / "model").write_bytes(archive.dumps((nets.dense(2), None)))
+    (tmp_path / "model").write_bytes(archive.dumps((nets.dense(2), None, {})))
     (tmp_path / "two.py").write_text(TWO_BACKENDS)
     command = [sys.executable, str(tmp_path / "two.py"), str(tmp_path / "model")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
@@ -84,7 +84,7 @@ def test_a_model_is_loaded_once_and_only_few_are_kept(tmp_path: Path, monkeypatc
     runs = []
     for outputs in range(1, forward.CACHED_MODELS + 2):
         path = tmp_path / str(outputs)
-        path.write_bytes(archive.dumps((nets.dense(outputs), None)))
+        path.write_bytes(archive.dumps((nets.dense(outputs), None, {})))
         runs.append(Forward(str(path), 2, ((outputs,),)))
     first, second, *others = runs
     for one in (first, first, second, *others[:-1], first, others[-1], first):
@@ -98,7 +98,7 @@ def test_columns_by_prediction_type(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from pyspark import SparkFiles
 
     net = nets.dense(1, "sigmoid")
-    (tmp_path / "model").write_bytes(archive.dumps((net, None)))
+    (tmp_path / "model").write_bytes(archive.dumps((net, None, {})))
     monkeypatch.setattr(SparkFiles, "get", lambda name: str(tmp_path / name))
     expected = net.predict(ROWS, verbose=0)[:, 0]
 
