@@ -30,6 +30,7 @@ WORKER_SIDE = (
     "sparktrain.shards.reader",
     "sparktrain.shards.spool",
     "sparktrain.shards.tensors",
+    "sparktrain.store.folder",
     "sparktrain.torch.predict",
     "sparktrain.torch.trainer",
     "sparktrain.xgboost.entry",

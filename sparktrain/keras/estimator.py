@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from sparktrain.keras.trainer import TrainObjects
 from sparktrain.model import HasColumns
 from sparktrain.params import GangParam
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner, LabelKind
+from sparktrain.store.store import Store, new_run_id
 
 
 class KerasEstimator(
@@ -160,6 +162,7 @@ class KerasEstimator(
             validation_freq=self._value(self.validationFreq),
             sync_batchnorm=self._value(self.syncBatchnorm),
             output_names=self._label_columns()[1],
+            folder=self._folder(),
         )
         objects = TrainObjects(
             model=net,
@@ -172,6 +175,15 @@ class KerasEstimator(
         packed = archive.dumps(objects, custom_objects=self._value(self.customObjects))
         small = {"spec": spec, "distribution": self._distribute()}
         return Payload(small, "objects", packed, len(packed), 4 * len(packed))
+
+    def _folder(self) -> str:
+        """URL of the directory from which the callbacks' paths go."""
+        store, run_id = self._value(self.store), self._value(self.runId)
+        if store is None:
+            if run_id is not None:
+                raise ParamError(f"run_id={run_id!r} names a directory in a store, and there is none; give store=")
+            return Store(os.getcwd()).url
+        return Store(store).get_run_path(run_id or new_run_id())
 
     def _distribute(self) -> bytes | None:
         """The function that gives the distribution: it runs before the model and all else is made."""
@@ -199,6 +211,8 @@ class KerasEstimator(
         columns, names = self._label_columns()
         model = self._copyValues(KerasModel())
         model.setParams(model=net)  # after the copy, which took the untrained model along
+        if self._value(self.store) is not None:
+            model.setParams(run_id=info["folder"].rpartition("/")[2])
         return model._fitted(
             history=info["history"],
             input_shapes=tuple(tuple(shape) for shape in info["inputs"]),

@@ -25,6 +25,7 @@ from sparktrain.params import GangParam, KeywordParams
 from sparktrain.session import session_of
 from sparktrain.shards.arrow import Array
 from sparktrain.shards.tensors import TensorSpec
+from sparktrain.store.params import HasStore
 
 
 def keras_model(value: Any) -> keras.Model:
@@ -72,7 +73,7 @@ class HasKeras(KeywordParams):
     )
 
 
-class KerasModel(NetworkModel, HasKerasOutputs, HasKeras):
+class KerasModel(NetworkModel, HasKerasOutputs, HasKeras, HasStore):
     """A Keras model that appends its predictions to a DataFrame.
 
     It is what `KerasEstimator.fit` gives, and can be made of any model: ``KerasModel(model=net,

@@ -11,6 +11,7 @@ from keras import tree
 from sparktrain import params
 from sparktrain.keras.model import HasKeras
 from sparktrain.params import GangParam
+from sparktrain.store.params import HasStore
 
 
 def _optimizer(value: Any) -> Any:
@@ -78,7 +79,7 @@ def _jit(value: Any) -> bool | str:
     raise ValueError("True, False or 'auto'")
 
 
-class HasKerasTraining(HasKeras):
+class HasKerasTraining(HasKeras, HasStore):
     """What to train, towards what, and on which rows."""
 
     optimizer = GangParam(
@@ -182,7 +183,8 @@ class HasKerasTraining(HasKeras):
     callbacks = GangParam(
         "callbacks",
         "Keras callbacks. All run on every rank with the same logs at an epoch's end (a batch's logs are the rank's "
-        "own); those that only write (ModelCheckpoint, BackupAndRestore, TensorBoard, CSVLogger) on rank 0.",
+        "own); those that only write (ModelCheckpoint, BackupAndRestore, TensorBoard, CSVLogger) on rank 0, whose "
+        "host's paths theirs are; relative ones go from the run's directory in the store.",
         _callbacks,
         [],
         by_value=True,

@@ -33,6 +33,8 @@ class TrainSpec:
         BatchNormalization over the global batch.
     output_names : tuple of str or None
         The model's output of each label; None: by position.
+    folder : str
+        URL of the directory from which callbacks' relative paths go.
     """
 
     batch_size: int
@@ -44,3 +46,4 @@ class TrainSpec:
     validation_freq: int
     sync_batchnorm: bool
     output_names: tuple[str, ...] | None
+    folder: str = ""

@@ -14,7 +14,7 @@ from keras import tree
 from sparktrain.arguments import TransformBatch, argument_names
 from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event, WorkerContext
-from sparktrain.keras import archive
+from sparktrain.keras import archive, paths
 from sparktrain.keras.batchnorm import MovingAverages, batchnorms_of, joint_moments
 from sparktrain.keras.callbacks import First, Last, of_rank
 from sparktrain.keras.feed import Batches, Columns, row_weights
@@ -30,6 +30,7 @@ from sparktrain.keras.spread import is_spread, save_together
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.shards.split import Split
+from sparktrain.store.folder import Folder
 
 
 @dataclass
@@ -73,6 +74,10 @@ def train(context: WorkerContext) -> dict[str, Any]:
             data = context.payload["objects"]
         objects: TrainObjects = archive.loads(data)
         with keras.saving.custom_object_scope(objects.custom_objects):
+            folder = Folder(spec.folder, context.scratch)
+            paths.put_into(folder, objects.callbacks, writes=peers.rank == 0)
+            if peers.rank == 0 and not folder.is_local:
+                objects.callbacks.append(paths.Upload(folder))
             trainer = Trainer(spec, objects, shard, peers, tensors, context.emit, layout)
             history = trainer.fit()
             values = trainer.values()
@@ -83,6 +88,7 @@ def train(context: WorkerContext) -> dict[str, Any]:
         "history": history if peers.rank == 0 else None,
         "inputs": [one.shape for one in shard.specs("input")],
         "outputs": trainer.outputs,
+        "folder": spec.folder,
     }
 
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from sparktrain.errors import ColumnError, ParamError, RankFailed
 from sparktrain.keras import KerasEstimator, KerasModel
+from sparktrain.store import LocalStore, Store
 from tests.keras import nets
 
 pytestmark = pytest.mark.integration
@@ -130,11 +131,42 @@ def halved(rows: Any) -> Any:
     return rows / 2
 
 
-def test_the_example_of_horovods_users(df: DataFrame) -> None:
+def test_callbacks_write_into_the_run_s_directory(
+    df: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(str(tmp_path / "runs"))
+    common = {"model": regressor(), "label_cols": ["y"], "epochs": 2, "keras_backend": "torch", **COMMON}
+    writers = [callbacks.ModelCheckpoint("kept/{epoch}.keras"), callbacks.CSVLogger("log.csv")]
+    fitted = KerasEstimator(store=store, run_id="first", callbacks=writers, **common).fit(df)
+    assert fitted.getRunId() == "first"
+    assert sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*.*")) == [
+        "runs/first/kept/1.keras",
+        "runs/first/kept/2.keras",
+        "runs/first/log.csv",
+    ]
+    named = KerasEstimator(store=tmp_path / "runs", callbacks=writers, **common).fit(df)
+    assert (tmp_path / "runs" / named.getRunId() / "log.csv").exists()
+    fitted.save(str(tmp_path / "model"))
+    assert KerasModel.load(str(tmp_path / "model")).getRunId() == "first"
+
+    # without a store, where the driver is
+    monkeypatch.chdir(tmp_path)
+    KerasEstimator(callbacks=writers, **common).fit(df)
+    assert (tmp_path / "kept" / "2.keras").exists()
+    assert writers[0].filepath == "kept/{epoch}.keras", "the user's object is as it was"
+    with pytest.raises(ParamError, match="run_id='first' names a directory in a store, and there is none"):
+        KerasEstimator(run_id="first", **common).fit(df)
+    with pytest.raises(ParamError, match="store"):
+        KerasEstimator(store=3, **common)
+
+
+def test_the_example_of_horovods_users(df: DataFrame, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
     model = keras.Sequential([layers.Input((4,)), layers.Dense(1, "sigmoid")])
     train_df = df.withColumn("y", (F.col("y") > 0).cast("float"))
     keras_estimator = KerasEstimator(
         num_proc=2,
+        store=store,
         model=model,
         optimizer=keras.optimizers.Adam(0.05),
         loss="binary_crossentropy",
