@@ -17,6 +17,7 @@ WORKER_SIDE = (
     "sparktrain.gang.resources",
     "sparktrain.gang.result",
     "sparktrain.gang.spec",
+    "sparktrain.gang.star",
     "sparktrain.gang.task",
     "sparktrain.gang.worker",
     "sparktrain.keras.archive",

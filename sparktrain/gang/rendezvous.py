@@ -121,7 +121,7 @@ class Meeting:
             entries = [json.loads(text) for text in self._texts.result(timeout_s)]
             key = next((one.pop("secret") for one in entries if one["secret"]), "")
             cards = [Card(one["address"], one["port"], one["device"]) for one in entries]
-            gang = _gang(rank, cards, collective_timeout_s)
+            gang = _gang(rank, cards, collective_timeout_s, key)
             text = json.dumps(asdict(report))
             if self._listener is not None and gang.world_size > 1:
                 reports = _collect(self._listener, bytes.fromhex(key), text, gang.world_size, deadline)
@@ -151,14 +151,15 @@ def _in_thread(future: Future[T], work: Callable[[], T]) -> None:
     threading.Thread(target=run, daemon=True, name="sparktrain-rendezvous").start()
 
 
-def _gang(rank: int, cards: Sequence[Card], collective_timeout_s: float) -> Gang:
+def _gang(rank: int, cards: Sequence[Card], collective_timeout_s: float, secret: str) -> Gang:
     devices = {one.device: number for number, one in enumerate(cards)}
     if len(devices) > 1:
         where = ", ".join(f"rank {number}: {device}" for device, number in devices.items())
         raise GangError(f"ranks would compute on different kinds of device ({where}); give every task a GPU, or none")
     first = cards[0]
     addresses = tuple(one.address for one in cards)
-    return Gang(rank, addresses, (first.address, first.port), first.device, collective_timeout_s)
+    endpoint = first.address, first.port
+    return Gang(rank, addresses, endpoint, first.device, collective_timeout_s, secret)
 
 
 def _collect(listener: socket.socket, secret: bytes, own: str, ranks: int, deadline: float) -> list[str]:
@@ -168,9 +169,9 @@ def _collect(listener: socket.socket, secret: bytes, own: str, ranks: int, deadl
 
     def serve(connection: Connection) -> None:
         with connection:
-            if not _authenticated(connection, secret, time.monotonic() + GREETING_S, answer_first=False):
+            if not authenticated(connection, secret, time.monotonic() + GREETING_S, answer_first=False):
                 return
-            rank, text = json.loads(_received(connection, time.monotonic() + GREETING_S))
+            rank, text = json.loads(received(connection, time.monotonic() + GREETING_S))
             with complete:
                 reports[rank] = text
                 complete.notify_all()
@@ -217,10 +218,10 @@ def _hand_in(endpoint: tuple[str, int], secret: bytes, rank: int, text: str, dea
         with Connection(made.detach()) as connection:
             if not connection.poll(max(deadline - time.monotonic(), 0)):
                 raise TimeoutError  # rank 0 greets when its own shard is there
-            if not _authenticated(connection, secret, deadline, answer_first=True):
+            if not authenticated(connection, secret, deadline, answer_first=True):
                 raise PeerGoneError("rank 0's address answers, but not as rank 0 would")
             connection.send_bytes(json.dumps([rank, text]).encode())
-            reports: list[str] = json.loads(_received(connection, deadline))
+            reports: list[str] = json.loads(received(connection, deadline))
             return reports
     except TimeoutError:
         raise
@@ -230,7 +231,7 @@ def _hand_in(endpoint: tuple[str, int], secret: bytes, rank: int, text: str, dea
         ) from error
 
 
-def _authenticated(connection: Connection, secret: bytes, deadline: float, *, answer_first: bool) -> bool:
+def authenticated(connection: Connection, secret: bytes, deadline: float, *, answer_first: bool) -> bool:
     """Both sides show that they know the secret, and don't tell it (the standard library's challenge, HMAC)."""
     steps = [answer_challenge, deliver_challenge]
     try:
@@ -243,7 +244,14 @@ def _authenticated(connection: Connection, secret: bytes, deadline: float, *, an
     return True
 
 
-def _received(connection: Connection, deadline: float) -> bytes:
+def received(connection: Connection, deadline: float) -> bytes:
+    """The next message.
+
+    Raises
+    ------
+    TimeoutError
+        Where none has come until the clock (`time.monotonic`) shows `deadline`.
+    """
     if not connection.poll(max(deadline - time.monotonic(), 0)):
         raise TimeoutError
     return connection.recv_bytes(MOST_BYTES)

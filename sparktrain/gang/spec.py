@@ -74,6 +74,8 @@ class Gang:
     device : str
         ``"cpu"`` or ``"cuda"``; the same on every rank.
     collective_timeout_s : float
+    secret : str
+        Hexadecimal, of this run: what ranks show one another on connections of our own.
     """
 
     rank: int
@@ -81,6 +83,7 @@ class Gang:
     endpoint: tuple[str, int]
     device: str = "cpu"
     collective_timeout_s: float = 1800.0
+    secret: str = field(default="", repr=False, compare=False)
 
     @property
     def world_size(self) -> int:

@@ -164,6 +164,7 @@ class Last(keras.callbacks.Callback):  # type: ignore[misc]
         emit: Callable[[Event], None],
     ) -> None:
         super().__init__()
+        self.async_safe = lockstep is None  # Keras then need not wait for each step's loss
         self._peers, self._lockstep, self._emit = peers, lockstep, emit
         self._rows, self._epochs, self._steps = rows, epochs, steps
         self._epoch = self._done = 0

@@ -70,10 +70,11 @@ class TensorFlowTensors:
 
 
 def limit(*, on_gpu: bool) -> None:
-    """As many threads as the task has cores; on a GPU memory as it is needed, without one none of the host's."""
+    """As many threads that compute as the task has cores; on a GPU memory as it is needed, without one none of the
+    host's."""
     threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads + 3)  # one waits for the peers, one for the next batch
     if not on_gpu:
         tf.config.set_visible_devices([], "GPU")
     for device in tf.config.get_visible_devices("GPU"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from sparktrain.gang.spec import Gang
+from sparktrain.gang.star import MOST_BYTES, Star, connect
 
 
 class Collective(Protocol):
@@ -36,6 +38,9 @@ class Collective(Protocol):
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Give every rank the root's values, in place."""
 
+    def is_small(self, size: int) -> bool:
+        """Whether the sum of so many bytes in memory takes a short way, which ends in the calling thread."""
+
     def channel(self) -> Collective:
         """The same peers by connections of their own: its operations need no order among those of this one."""
 
@@ -58,15 +63,28 @@ class Alone:
     def broadcast(self, tensor: Tensor, root: int) -> None:
         return
 
+    def is_small(self, size: int) -> bool:
+        return False
+
     def channel(self) -> Collective:
         return self
 
 
 class TorchDistributed:
-    """A process group of `torch.distributed`: gloo for CPU tensors, nccl for CUDA ones; None: the default one."""
+    """A process group of `torch.distributed`: gloo for CPU tensors, nccl for CUDA ones; small sums go past gloo.
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    Parameters
+    ----------
+    group : ProcessGroup or None
+        None: the default one.
+    star : callable or None
+        Makes the connections for small sums; None: there are none.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, star: Callable[[], Star] | None = None) -> None:
         self._group = group
+        self._connect = star
+        self._star = None if star is None else star()
 
     @property
     def rank(self) -> int:
@@ -76,9 +94,24 @@ class TorchDistributed:
     def world_size(self) -> int:
         return dist.get_world_size()
 
+    def is_small(self, size: int) -> bool:
+        return self._star is not None and (self.world_size - 1) * size <= MOST_BYTES
+
     def sum(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor, group=self._group)
-        return tensor
+        if tensor.is_cuda or not tensor.numel() or not self.is_small(tensor.nbytes):
+            dist.all_reduce(tensor, group=self._group)
+            return tensor
+        assert self._star is not None
+        own = tensor.reshape(-1)
+        if self.rank:
+            self._star.exchange(_bytes_of(own))
+        else:
+            parts = torch.empty((self.world_size - 1, len(own)), dtype=own.dtype)
+            self._star.collect([_bytes_of(part) for part in parts])
+            for part in parts:  # one after the other, so that the order of ranks is that of the sum
+                own += part
+            self._star.spread(_bytes_of(own))
+        return tensor if own.data_ptr() == tensor.data_ptr() else tensor.copy_(own.view_as(tensor))
 
     def gather(self, value: int) -> list[int]:
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
@@ -101,7 +134,13 @@ class TorchDistributed:
         tensor.detach().copy_(values.view_as(tensor))
 
     def channel(self) -> Collective:
-        return TorchDistributed(dist.new_group())
+        return TorchDistributed(dist.new_group(), self._connect)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's memory."""
+    values: Any = tensor.view(torch.uint8).numpy()
+    return memoryview(values)
 
 
 @contextlib.contextmanager
@@ -130,5 +169,11 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
         store = TCPStore(host, port, gang.world_size, False, timeout)
     kind = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     dist.init_process_group(kind, store=store, rank=gang.rank, world_size=gang.world_size, timeout=timeout)
-    yield TorchDistributed()
+    numbers = itertools.count()
+
+    def star() -> Star:
+        key = f"sparktrain/star/{next(numbers)}"
+        return connect(gang, lambda port: store.set(key, str(port)), lambda: int(store.get(key)))
+
+    yield TorchDistributed(star=None if gang.device == "cuda" else star)
     dist.barrier()  # rank 0 holds the store, so nobody goes before all are done with it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyspark.sql import functions as F
 from sparktrain.errors import ColumnError, ParamError, RankFailed
 from sparktrain.keras import KerasEstimator, KerasModel
 from sparktrain.store import LocalStore, Store
+from tests.integration.leftovers import wait_until, workers
 from tests.keras import nets
 
 pytestmark = pytest.mark.integration
@@ -256,6 +258,69 @@ def test_the_failing_rank_s_own_error_is_told(df: DataFrame, backend: str) -> No
     given: dict[str, Any] = {"label_cols": ["y"], "keras_backend": backend, "epochs": 3, **COMMON}
     with pytest.raises(RankFailed, match=r"rank 1 of 2 failed .*: RuntimeError: the callback has failed"):
         KerasEstimator(model=regressor(), callbacks=[Fails()], **given).fit(df)
+
+
+class Dies(callbacks.Callback):
+    """Rank 1 is killed in the second epoch, as by the kernel's out-of-memory killer."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if os.environ["RANK"] == "1" and epoch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("tensorflow", marks=pytest.mark.slow), "jax", pytest.param("torch", marks=pytest.mark.slow)],
+)
+def test_a_killed_rank_is_named_and_leaves_nothing(df: DataFrame, backend: str) -> None:
+    given: dict[str, Any] = {"label_cols": ["y"], "keras_backend": backend, "epochs": 3, **COMMON}
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 failed .* killed by SIGKILL"):
+        KerasEstimator(model=regressor(), callbacks=[Dies()], **given).fit(df)
+    assert wait_until(lambda: not workers(), 20)
+
+
+class Adversaries(keras.Model):
+    """Two optimizers, and a compile and train_step of its own, as generative adversarial networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers.Dense(1), layers.Dense(1)
+
+    def compile(self, first_optimizer: Any, second_optimizer: Any) -> None:
+        super().compile(loss="mse")
+        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
+
+    def call(self, rows: Any) -> Any:
+        return self.first(rows) - self.second(rows)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        import torch
+
+        x, y = data
+        for layer, optimizer in ((self.first, self.first_optimizer), (self.second, self.second_optimizer)):
+            self.zero_grad()
+            loss = keras.ops.mean(keras.ops.square(self(x) - y))
+            loss.backward()
+            with torch.no_grad():
+                optimizer.apply([one.value.grad for one in layer.trainable_weights], layer.trainable_weights)
+        self._loss_tracker.update_state(loss, sample_weight=len(x))
+        return {"loss": self._loss_tracker.result()}
+
+
+def test_a_model_with_a_compile_and_two_optimizers_of_its_own(df: DataFrame) -> None:
+    one, two = Adversaries(), Adversaries()
+    for model in (one, two):
+        keras.utils.set_random_seed(3)
+        model.build((None, 4))
+        model.compile(keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.02))
+    given: dict[str, Any] = {"label_cols": ["y"], "keras_backend": "torch", "epochs": 4, "shuffle": False, **COMMON}
+    alone = KerasEstimator(model=one, **{**given, "num_proc": 1, "batch_size": 400}).fit(df)
+    together = KerasEstimator(model=two, **{**given, "batch_size": 200}).fit(df)
+    assert alone.history[3]["loss"] < alone.history[0]["loss"] / 2
+    assert together.history[3]["loss"] == pytest.approx(alone.history[3]["loss"], rel=1e-4)
+    for mine, theirs in zip(together.keras().get_weights(), alone.keras().get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 def test_errors_name_what_is_wrong(df: DataFrame) -> None:

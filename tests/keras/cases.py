@@ -51,6 +51,19 @@ def embedded() -> keras.Model:
     )
 
 
+def recurrent() -> keras.Model:
+    """Over the padded rows' masks."""
+    return keras.Sequential(
+        [
+            layers.Input((FEATURES,), dtype="int32"),
+            layers.Embedding(9, 4, mask_zero=True),
+            layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+            layers.GRU(4),
+            layers.Dense(CLASSES, "softmax"),
+        ]
+    )
+
+
 def regularised() -> keras.Model:
     kernel = {"kernel_regularizer": keras.regularizers.L2(0.05), "activity_regularizer": keras.regularizers.L1(0.02)}
     return keras.Sequential([layers.Input((FEATURES,)), layers.Dense(7, "tanh", **kernel), dense()])
@@ -303,6 +316,14 @@ CASES = [
         ("float",),
         lambda: {"optimizer": sgd(), "loss": "mse", "metrics": ["mae"], "steps_per_execution": 2},
         skips=("torch",),
+    ),
+    Case(
+        "recurrent",
+        recurrent,
+        ("class",),
+        lambda: {"optimizer": keras.optimizers.Adam(0.05), "loss": "sparse_categorical_crossentropy"},
+        inputs=("ids",),
+        weighted=True,
     ),
     Case(
         "schedule",
