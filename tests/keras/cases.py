@@ -321,7 +321,7 @@ CASES = [
         "recurrent",
         recurrent,
         ("class",),
-        lambda: {"optimizer": keras.optimizers.Adam(0.05), "loss": "sparse_categorical_crossentropy"},
+        lambda: {"optimizer": sgd(), "loss": "sparse_categorical_crossentropy"},
         inputs=("ids",),
         weighted=True,
     ),
