@@ -14,7 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("session", ["connect_session", "keras_connect_session", "xgboost_connect_session"])
+@pytest.mark.parametrize(
+    "session",
+    [
+        "connect_session",
+        pytest.param("keras_connect_session", marks=pytest.mark.slow),
+        pytest.param("xgboost_connect_session", marks=pytest.mark.slow),
+    ],
+)
 def test_fit_transform_save_load_and_errors(session: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"tests.integration.{session}", str(tmp_path)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}  # the nets, on executors

@@ -65,6 +65,7 @@ def server(tmp_path: Path) -> Iterator[str]:
             process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(START_S + FIT_S + 40)
 def test_a_client_elsewhere(server: str, tmp_path: Path) -> None:
     files, directory = tmp_path / "files", tmp_path / "client"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["classic", "connect"])
+@pytest.mark.parametrize("kind", ["classic", pytest.param("connect", marks=pytest.mark.slow)])
 def test_every_part_of_a_save_goes_where_its_path_says(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.integration.filesystem_session", kind, str(tmp_path)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}

@@ -96,6 +96,7 @@ def test_a_classifier_on_each_backend(df: DataFrame, backend: str, tmp_path: Pat
     assert kept.evaluate(x, y, verbose=0)[0] == pytest.approx(best, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_custom_objects_are_found_by_name_wherever_the_model_runs(df: DataFrame, tmp_path: Path) -> None:
     custom_objects = {"halved": halved}
     with keras.saving.custom_object_scope(custom_objects):
@@ -222,6 +223,7 @@ def test_inputs_and_outputs_by_name(df: DataFrame) -> None:
     assert np.abs(found.prediction_y - found.y).mean() < 1.0
 
 
+@pytest.mark.slow
 def test_tuning_and_pipelines(df: DataFrame, tmp_path: Path) -> None:
     estimator = KerasEstimator(model=regressor(), label_cols=["y"], prediction_type="regression", epochs=1, **COMMON)
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 6]).build()
@@ -308,6 +310,7 @@ class Adversaries(keras.Model):
         return {"loss": self._loss_tracker.result()}
 
 
+@pytest.mark.slow
 def test_a_model_with_a_compile_and_two_optimizers_of_its_own(df: DataFrame) -> None:
     one, two = Adversaries(), Adversaries()
     for model in (one, two):

@@ -62,6 +62,7 @@ def classifier(features: list[str] | dict, **keywords: object) -> TorchEstimator
     return TorchEstimator(**{**defaults, **keywords})
 
 
+@pytest.mark.slow
 def test_cross_validation_of_a_pipeline_in_parallel_is_that_in_turn(
     points: DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:

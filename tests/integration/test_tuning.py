@@ -90,6 +90,7 @@ def test_cross_validator(line: DataFrame, tmp_path: Path) -> None:
     check_values(CrossValidatorModel.load(str(tmp_path / "fitted")).getEstimatorParamMaps(), loaded.getEstimator())
 
 
+@pytest.mark.slow
 def test_train_validation_split_over_a_pipeline_and_models(line: DataFrame, tmp_path: Path) -> None:
     spark = line.sparkSession
     est = estimator().setFeatureCols(["features"])

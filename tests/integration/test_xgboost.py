@@ -464,6 +464,7 @@ def test_a_script_of_xgboost_spark_changes_its_import_only(df: DataFrame, tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_cross_validation_and_pipelines_are_saved(df: DataFrame, tmp_path: Path) -> None:
     estimator = XGBoostClassifier(features_col="features", label_col="kind", **COMMON)
     pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b0", "c"], outputCol="v"), estimator])

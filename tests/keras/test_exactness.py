@@ -11,7 +11,7 @@ import pytest
 from tests.keras.rank import run_ranks
 
 pytestmark = pytest.mark.timeout(900)
-BACKENDS = ("tensorflow", "jax", "torch")
+BACKENDS = ("tensorflow", pytest.param("jax", marks=pytest.mark.slow), "torch")
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
