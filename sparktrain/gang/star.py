@@ -97,16 +97,15 @@ def connect(gang: Gang, tell: Callable[[int], None], ask: Callable[[], int]) -> 
     if gang.rank:
         return Star([_to_first(gang, ask(), deadline)], gang.collective_timeout_s)
     found: dict[int, socket.socket] = {}
-    complete = threading.Condition()
+    lock = threading.Lock()
 
     def admit(link: socket.socket) -> None:
         rank = _rank_of(link, bytes.fromhex(gang.secret))
-        with complete:
+        with lock:
             if rank is None or not 0 < rank < gang.world_size or rank in found:
                 link.close()
                 return
             found[rank] = link
-            complete.notify_all()
 
     with rendezvous.listen(gang.endpoint[0]) as listener:
         listener.settimeout(rendezvous.ACCEPT_S)
