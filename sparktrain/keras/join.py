@@ -10,10 +10,10 @@ from typing import Any
 
 import keras
 
-from sparktrain.gang import announce
+from sparktrain.gang import announce, sockets
 from sparktrain.gang.spec import Gang
 from sparktrain.keras.lockstep import Tensors
-from sparktrain.keras.peers import JaxPeers, Peers, TorchPeers
+from sparktrain.keras.peers import JaxPeers, Peers, SocketPeers, TorchPeers
 
 
 @contextlib.contextmanager
@@ -31,26 +31,44 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors | N
         with _jax(gang, listen_fd) as jax_peers:
             yield jax_peers, None
         return
+    if backend == "torch":
+        with _torch(gang, listen_fd) as found:
+            yield found
+        return
+    with _tensorflow(gang, listen_fd) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _torch(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors]]:
+    import torch
+
+    from sparktrain.keras.tensors_torch import TorchTensors
     from sparktrain.torch import collective
 
-    on_gpu = gang.device == "cuda"
-    with collective.join(gang, listen_fd) as ranks:
-        peers = TorchPeers(ranks)
-        if backend == "torch":
-            import torch
+    hides = torch.cuda.is_available() and gang.device != "cuda"  # GPUs that Spark does not schedule
+    with collective.join(gang, listen_fd) as ranks, keras.device("cpu") if hides else contextlib.nullcontext():
+        yield TorchPeers(ranks), TorchTensors(ranks)
 
-            from sparktrain.keras.tensors_torch import TorchTensors
 
-            hides = torch.cuda.is_available() and not on_gpu  # GPUs that Spark does not schedule
-            with keras.device("cpu") if hides else contextlib.nullcontext():
-                yield peers, TorchTensors(ranks)
-            return
-        from sparktrain.keras.tensors_tensorflow import TensorFlowTensors, limit
+@contextlib.contextmanager
+def _tensorflow(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors]]:
+    """Without a GPU the ranks need nothing of PyTorch, whose import would take seconds."""
+    from sparktrain.keras.tensors_tensorflow import HostTensors, limit
 
-        limit(on_gpu=on_gpu)
-        ports = peers.gather(announce.free_port(gang.hosts[gang.rank]))
-        os.environ["TF_CONFIG"] = tf_config(gang, ports)
-        yield peers, TensorFlowTensors(ranks, on_gpu=on_gpu)
+    limit(on_gpu=gang.device == "cuda")
+    if gang.device == "cuda":
+        from sparktrain.keras.tensors_nccl import DeviceTensors
+        from sparktrain.torch import collective
+
+        with collective.join(gang, listen_fd) as ranks:
+            peers = TorchPeers(ranks)
+            os.environ["TF_CONFIG"] = tf_config(gang, peers.gather(announce.free_port(gang.hosts[gang.rank])))
+            yield peers, DeviceTensors(ranks)
+        return
+    with sockets.join(gang, listen_fd) as own:
+        os.environ["TF_CONFIG"] = tf_config(gang, own.gather(announce.free_port(gang.hosts[gang.rank])))
+        yield SocketPeers(own), HostTensors(own)
 
 
 def tf_config(gang: Gang, ports: list[int]) -> str:

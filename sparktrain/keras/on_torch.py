@@ -4,6 +4,9 @@ import os
 
 os.environ["KERAS_BACKEND"] = "torch"
 
-from sparktrain.keras.trainer import train
+from sparktrain.keras.lean import lean
+
+with lean(hidden=("jax", "sklearn")):
+    from sparktrain.keras.trainer import train
 
 __all__ = ["train"]

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sparktrain.gang.sockets import Sockets
+
 Array = np.ndarray[Any, Any]
 
 
@@ -50,6 +52,26 @@ class TorchPeers:
     def from_rank(self, root: int, values: list[Array]) -> list[Array]:
         data = pickle.dumps(values) if self.rank == root else b""
         found: list[Array] = pickle.loads(self._collective.gather_bytes(data)[root])
+        return found
+
+
+class SocketPeers:
+    """Over sockets of our own, or alone."""
+
+    def __init__(self, sockets: Sockets) -> None:
+        self._sockets = sockets
+        self.rank: int = sockets.rank
+        self.world_size: int = sockets.world_size
+
+    def sum(self, values: Array) -> Array:
+        return self._sockets.sum(np.array(values))
+
+    def gather(self, value: int) -> list[int]:
+        return self._sockets.gather(value)
+
+    def from_rank(self, root: int, values: list[Array]) -> list[Array]:
+        data = pickle.dumps(values) if self.rank == root else b""
+        found: list[Array] = pickle.loads(self._sockets.gather_bytes(data)[root])
         return found
 
 
