@@ -1,7 +1,7 @@
 """Importing Keras without the packages that it would import, were they installed, and that training does not use.
 
-Where scikit-learn, Matplotlib and JAX are installed, Keras and TensorFlow import them: 1.9 of 5 s. A worker that trains
-puts that off until something is used.
+Where scikit-learn, Matplotlib, pandas and JAX are installed, Keras and TensorFlow import them: 2.4 of 5 s. A worker
+that trains puts that off until something is used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,23 @@ class _Later(ModuleType):
     blocked = True
 
     def __getattr__(self, name: str) -> Any:
-        if self.blocked:
-            raise AttributeError(name)
-        return getattr(importlib.import_module(self.__name__), name)
+        if not self.blocked:
+            return getattr(importlib.import_module(self.__name__), name)
+        if self.__name__ in _TYPES and name in _TYPES[self.__name__]:
+            return _LaterType(name, (), {"__module__": self.__name__})
+        raise AttributeError(name)
+
+
+class _LaterType(type):
+    """Makes what stands for a class: its instances are those of the class itself, if its module was imported."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        found = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+        return found is not None and isinstance(instance, found)
+
+
+_TYPES = {"pandas": ("DataFrame", "Series")}
+"""Classes that Keras takes out of a module as it is imported."""
 
 
 class _Finder:
@@ -48,7 +62,7 @@ class _Finder:
 
 
 @contextlib.contextmanager
-def lean(*, hidden: Collection[str], later: Collection[str] = ("matplotlib",)) -> Iterator[None]:
+def lean(*, hidden: Collection[str], later: Collection[str] = ("matplotlib", "pandas")) -> Iterator[None]:
     """In this block some packages seem not to be installed; after it an import is the usual one.
 
     Parameters
