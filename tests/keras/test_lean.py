@@ -16,7 +16,8 @@ import sparktrain.keras.on_{backend}
 unused = {unused!r} | {{"matplotlib", "pandas", "sklearn", "scipy.stats"}}
 print(sorted(unused & set(sys.modules)))
 import keras, numpy as np
-keras.visualization.plot_image_gallery(np.zeros((4, 8, 8, 3)), rows=2, cols=2, value_range=(0, 1), path={path!r})  # imports it
+images = np.zeros((4, 8, 8, 3))
+keras.visualization.plot_image_gallery(images, rows=2, cols=2, value_range=(0, 1), path={path!r})  # of Matplotlib
 from sklearn.base import BaseEstimator
 import jax, matplotlib.pyplot
 print(keras.backend.backend(), BaseEstimator.__name__, jax.numpy.ones(2).sum(), callable(matplotlib.pyplot.plot))
