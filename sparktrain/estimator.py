@@ -64,6 +64,15 @@ class HasGang(KeywordParams):
     )
     verbose = GangParam("verbose", "0: silent. 1: a progress bar on the driver's terminal.", params.verbosity, 1)
 
+    def _num_proc(self, spark: SparkSession) -> int:
+        given = self._value(self.numProc)
+        if given is not None:
+            return int(given)
+        found = session.registered_slots(spark) or session.promised_slots(spark)
+        if not found:
+            raise ParamError("num_proc: this session doesn't tell how many task slots the cluster has; set it")
+        return found
+
 
 class HasTraining(KeywordParams):
     """Epochs, batches and which rows train in which order."""
@@ -167,15 +176,6 @@ class GangEstimator(Estimator[M], HasGang, Generic[M]):
             return self._create_model(outcome, plan)
         finally:
             outcome.result.close()
-
-    def _num_proc(self, spark: SparkSession) -> int:
-        given = self._value(self.numProc)
-        if given is not None:
-            return int(given)
-        found = session.registered_slots(spark) or session.promised_slots(spark)
-        if not found:
-            raise ParamError("num_proc: this session doesn't tell how many task slots the cluster has; set it")
-        return found
 
     def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, payload: Payload) -> GangSpec:
         small = dict(payload.small)

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from sparktrain.errors import GangTimeout
 from sparktrain.gang.failure import Cause, RankReport, ReportedFailure
+from sparktrain.gang.log import RankLog
 from sparktrain.gang.rendezvous import BarrierView
 from sparktrain.gang.resources import worker_environment
 from sparktrain.gang.spec import WorkerJob
@@ -41,11 +42,16 @@ class WorkerProcess:
         Module the worker imports while the task spools.
     fds : sequence of int
         File descriptors it inherits: spool files, result file, listening socket.
+    on_line : callable or None
+        Takes each line that it prints; None: they go to this process's stderr.
     """
 
-    def __init__(self, barrier: BarrierView, preload: str, fds: Sequence[int]) -> None:
+    def __init__(
+        self, barrier: BarrierView, preload: str, fds: Sequence[int], on_line: Callable[[str], None] | None = None
+    ) -> None:
         self._barrier = barrier
         self._parent = os.getppid()
+        self._on_line = on_line or RankLog(barrier.rank).write
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         self._scratch = os.path.join(local_directory(), f"sparktrain-{uuid.uuid4().hex}")
         self._control, control_end = multiprocessing.Pipe(duplex=True)
@@ -91,7 +97,7 @@ class WorkerProcess:
             )
         self._event(self._control)
 
-    def run(self, job: WorkerJob, on_event: Callable[[dict[str, Any]], None]) -> Any:
+    def run(self, job: WorkerJob, on_event: Callable[[dict[str, Any]], object]) -> Any:
         """Hand over the job and relay events until the worker is done; returns the trainer's result.
 
         Raises
@@ -159,7 +165,7 @@ class WorkerProcess:
             for line in pipe:
                 text = line.decode(errors="replace")
                 self._log.append(text)
-                sys.stderr.write(f"[rank {self._barrier.rank}] {text}")
+                self._on_line(text)
 
     def _log_tail(self) -> str:
         return "".join(self._log)
