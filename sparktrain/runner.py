@@ -96,7 +96,7 @@ class GangRunner(HasGang, HasStore):
             Before any Spark job.
         """
         work = _work(fn, args, kwargs or {})
-        spark = spark or (session.session_of(df) if df is not None else SparkSession.getActiveSession())
+        spark = spark or (session.session_of(df) if df is not None else session.active_session())
         if spark is None:
             raise ParamError("run: there is no active Spark session; make one first, or give spark=")
         num_proc = self._num_proc(spark)

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from sparktrain.backends.companion import Companion
 from sparktrain.errors import ParamError
 from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
 
-AVAILABLE = ("native",)
+AVAILABLE = ("native", "mpi")
 
 
 class Backend(Protocol):
     """The seam each backend fills."""
+
+    def companion(self, address: str, log: Callable[[str], None], environment: Mapping[str, str]) -> Companion:
+        """What runs beside a worker in its task.
+
+        Parameters
+        ----------
+        address : str
+            This host, as Spark knows it.
+        log : callable
+            Takes lines for the rank's log.
+        environment : mapping
+            The worker's.
+        """
 
     def prepare(self, gang: Gang) -> None:
         """Called once in each worker, after the rendezvous and before its trainer."""
@@ -23,6 +38,9 @@ class Backend(Protocol):
 
         All ranks call this together.
         """
+
+    def leave(self) -> None:
+        """Called once in each worker, when the trainers of all ranks are done."""
 
 
 def load(name: str) -> Backend:

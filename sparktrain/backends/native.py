@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable, Mapping
 
 import psutil
 
 from sparktrain.backends import jax_cluster
+from sparktrain.backends.companion import Alone, Companion
 from sparktrain.gang import announce
 from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
@@ -50,6 +52,9 @@ def interface_of(addresses: set[str]) -> str | None:
 
 
 class NativeBackend:
+    def companion(self, address: str, log: Callable[[str], None], environment: Mapping[str, str]) -> Companion:
+        return Alone()
+
     def prepare(self, gang: Gang) -> None:
         """Set this worker's environment; collectives use the interface that Spark knows this host by."""
         os.environ.update(environment(gang, gang.endpoint[1]))
@@ -71,6 +76,9 @@ class NativeBackend:
             "TF_CONFIG": tf_config(gang, serving),
             **jax_cluster.environment(gang, coordinator),
         }
+
+    def leave(self) -> None:
+        """Nothing: frameworks' communicators end with the process."""
 
 
 BACKEND = NativeBackend()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -57,7 +58,7 @@ class WorkerProcess:
         self._control, control_end = multiprocessing.Pipe(duplex=True)
         lifeline_end, self._lifeline = os.pipe()
         inherited = (*fds, control_end.fileno(), lifeline_end)
-        environment = worker_environment(
+        self.environment = worker_environment(
             os.environ,
             gpus=barrier.gpus,
             task_cpus=barrier.cpus,
@@ -72,7 +73,7 @@ class WorkerProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=inherited,
                 start_new_session=True,
-                env=environment,
+                env=self.environment,
             )
         except BaseException:
             os.close(self._lifeline)
@@ -97,8 +98,17 @@ class WorkerProcess:
             )
         self._event(self._control)
 
-    def run(self, job: WorkerJob, on_event: Callable[[dict[str, Any]], object]) -> Any:
+    def run(
+        self, job: WorkerJob, on_event: Callable[[dict[str, Any]], object], check: Callable[[], None] = lambda: None
+    ) -> Any:
         """Hand over the job and relay events until the worker is done; returns the trainer's result.
+
+        Parameters
+        ----------
+        job : WorkerJob
+        on_event : callable
+        check : callable
+            Called about once a second; may raise.
 
         Raises
         ------
@@ -107,9 +117,14 @@ class WorkerProcess:
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died meanwhile; told below
             self._control.send(job)
+        checked = time.monotonic()
         while True:
-            if not wait([self._control], TICK_S):
+            came = wait([self._control], TICK_S)
+            if time.monotonic() - checked >= TICK_S:
+                checked = time.monotonic()
                 self._check_parent()
+                check()
+            if not came:
                 continue
             event = self._event(self._control)
             if event["kind"] == "done":

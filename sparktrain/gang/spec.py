@@ -122,3 +122,5 @@ class WorkerJob:
     rows: int
     result_fd: int
     listen_fd: int | None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the backend adds to the worker's."""

@@ -6,9 +6,11 @@ job, relays events, and returns outcome and result as rows.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
@@ -18,13 +20,15 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from sparktrain import backends
+from sparktrain.backends.companion import Companion
 from sparktrain.errors import GangError, SparktrainError
 from sparktrain.gang import rendezvous
 from sparktrain.gang.delivery import deliver
 from sparktrain.gang.events import QUEUE_SIZE, EventRelay
 from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, find_report
 from sparktrain.gang.log import RankLog
-from sparktrain.gang.process import WorkerProcess
+from sparktrain.gang.process import REPORT_S, WorkerProcess
 from sparktrain.gang.rendezvous import BarrierView, Card, Meeting, PeerGoneError
 from sparktrain.gang.result import IN_ROWS_BYTES
 from sparktrain.gang.spec import DriverAddress, GangSpec, WorkerJob
@@ -115,11 +119,15 @@ def _run(
         stack.callback(log.close)
         worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds, log.write))
         port = listener.getsockname()[1] if listener else 0
-        meeting = Meeting(barrier, Card(address, port, "cuda" if barrier.gpus else "cpu"), listener)
+        companion = backends.load(spec.backend).companion(address, log.write, worker.environment)
+        stack.enter_context(_beside(companion))
+        card = Card(address, port, "cuda" if barrier.gpus else "cpu", companion.tells())
+        meeting = Meeting(barrier, card, listener)
         for batch in batches:
             spool.write(whole_columns(batch.columns, spec.split))
         report = spool.finish(rank)
         gang, reports = meeting.finish(report, spec.rendezvous_timeout_s, spec.collective_timeout_s)
+        companion.start(gang, [one.companion for one in meeting.cards])
         worker.wait_ready(spec.rendezvous_timeout_s)
         job = WorkerJob(
             gang=gang,
@@ -132,8 +140,10 @@ def _run(
             rows=report.rows,
             result_fd=result.fileno(),
             listen_fd=listener.fileno() if listener else None,
+            environment=companion.environment(spec.rendezvous_timeout_s),
         )
-        info = worker.run(job, relay.send)
+        info = worker.run(job, relay.send, companion.check)
+        companion.finish()
         outcome = {"rows": report.rows, "info": info, "note": relay.trouble}
         yield _row(rank, "outcome", 0, json.dumps(outcome).encode())
         if rank == 0 or spec.every_result:
@@ -142,6 +152,19 @@ def _run(
         if spec.shows_logs and (spec.progress is None or relay.trouble is not None):
             worker.close()  # all of its lines have come
             yield _row(rank, "log", 0, log.tail)
+
+
+@contextlib.contextmanager
+def _beside(companion: Companion) -> Iterator[None]:
+    """After a failure the companion, as the worker, outlives this task's report by a little."""
+    try:
+        yield
+    except BaseException:
+        later = threading.Timer(REPORT_S, companion.close)
+        later.daemon = True
+        later.start()
+        raise
+    companion.close()
 
 
 def _result_rows(rank: int, result: IO[bytes], delivery: DriverAddress | None) -> Iterator[pa.RecordBatch]:
