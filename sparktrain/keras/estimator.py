@@ -149,7 +149,7 @@ class KerasEstimator(
     def _payload(self, plan: ColumnPlan, schema: StructType) -> Payload:
         compiled = self._compiled()
         net, validation = self._value(self.model), self._value(self.validation)
-        check_compiled(net, compiled, self._backend(), self._value(self.numProc))
+        check_compiled(net, compiled, self._backend(), self._value(self.numProc), self._value(self.customObjects))
         callbacks = self._value(self.callbacks)
         check_callbacks(callbacks, compiled, validates=validation is not None)
         spec = TrainSpec(
@@ -163,6 +163,7 @@ class KerasEstimator(
             sync_batchnorm=self._value(self.syncBatchnorm),
             output_names=self._label_columns()[1],
             folder=self._folder(),
+            dtype_policy=keras.dtype_policies.serialize(keras.config.dtype_policy()),
         )
         objects = TrainObjects(
             model=net,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Backend = Literal["tensorflow", "jax", "torch"]
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -35,6 +35,8 @@ class TrainSpec:
         The model's output of each label; None: by position.
     folder : str
         URL of the directory from which callbacks' relative paths go.
+    dtype_policy : dict or str
+        Keras's global policy on the driver, as Keras serialises it.
     """
 
     batch_size: int
@@ -47,3 +49,4 @@ class TrainSpec:
     sync_batchnorm: bool
     output_names: tuple[str, ...] | None
     folder: str = ""
+    dtype_policy: Any = None
