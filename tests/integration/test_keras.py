@@ -393,3 +393,44 @@ def test_mixed_precision_and_metrics_of_several_values(spark: SparkSession, tmp_
     for name in ("f1", "val_f1"):
         assert len(model.history[0][name]) == 3
     assert isinstance(model.getModel().optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+class Guided(keras.Model):
+    """With a train_step as Keras's guide for PyTorch has it: its logs hold those of the compiled metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = layers.Dense(1)
+
+    def call(self, rows: Any) -> Any:
+        return self.line(rows)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        import torch
+
+        x, y = data
+        self.zero_grad()
+        predicted = self(x, training=True)
+        loss = self.compute_loss(y=y, y_pred=predicted)
+        loss.backward()
+        trained = list(self.trainable_weights)
+        with torch.no_grad():
+            self.optimizer.apply([one.value.grad for one in trained], trained)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=len(x))
+            else:
+                metric.update_state(y, predicted)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_a_train_step_as_in_keras_s_guide(df: DataFrame) -> None:
+    given: dict[str, Any] = {"label_cols": ["y"], "keras_backend": "torch", "epochs": 2, "shuffle": False, **COMMON}
+    net = Guided()
+    net(np.zeros((1, 4), np.float32))
+    net.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    alone = KerasEstimator(model=net, **{**given, "num_proc": 1, "batch_size": 400}).fit(df)
+    together = KerasEstimator(model=net, **{**given, "batch_size": 200}).fit(df)
+    for epoch in range(2):
+        for name in ("loss", "mae"):
+            assert together.history[epoch][name] == pytest.approx(alone.history[epoch][name], rel=1e-4)
