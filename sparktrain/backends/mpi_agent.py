@@ -12,14 +12,17 @@ import sys
 from multiprocessing.connection import Connection
 
 from sparktrain.backends.mpi_job import AGENTS, SECRET, show
+from sparktrain.gang import guard
 from sparktrain.gang.rendezvous import GREETING_S
 
 
 def main() -> int:
+    guard.die_with_parent()  # mpirun, in whose process group it is not
     host, *command = sys.argv[1:]
     address, port = json.loads(os.environ[AGENTS])[host]
     link = socket.create_connection((address, port), GREETING_S)
     link.setblocking(True)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that has gone says nothing
     with Connection(link.detach()) as connection:
         if not show(connection, os.environ[SECRET], {"kind": "daemon", "command": " ".join(command)}):
             sys.exit(f"{address}:{port} answers, but not as a task of this gang would")

@@ -5,20 +5,18 @@ Hands its environment to the rank's task, and stays until that says that the ran
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import sys
 from multiprocessing.connection import Connection
 
 from sparktrain.backends.mpi_job import PREFIXES, SECRET, show
+from sparktrain.gang import guard
 from sparktrain.gang.rendezvous import GREETING_S
 
 
 def main() -> int:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no daemon, no rank
+    guard.die_with_parent()  # no daemon, no rank
     environment = {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}
     link = socket.create_connection((sys.argv[1], int(sys.argv[2])), GREETING_S)
     link.setblocking(True)

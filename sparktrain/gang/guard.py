@@ -29,7 +29,7 @@ def start(lifeline_fd: int, scratch: str) -> None:
         A directory of this worker's, removed with it where it was made.
     """
     worker = os.getpid()
-    _die_with_parent()
+    die_with_parent()
     if os.fork():
         return
     try:
@@ -58,7 +58,7 @@ def _close_all_but(keep: int) -> None:
     os.closerange(keep + 1, min(limit, 65536) if limit > 0 else 65536)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: the kernel kills this process when its parent thread ends (PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

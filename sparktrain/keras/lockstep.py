@@ -234,7 +234,8 @@ class Lockstep:
                     start += value.size
                     mean = getattr(variable, "aggregation", "sum") == "mean"
                     variable.assign((joint / self._peers.world_size if mean else joint).astype(value.dtype))
-            found = plain_logs(results(logs))  # as numbers: a metric may give its very variable
+            # as numbers: a metric may give its very variable; flat before as well, so that Keras knows metrics for such
+            found = plain_logs(results(plain_logs(logs)))
             for variable, value in zip(variables, own, strict=True):
                 variable.assign(value)
             return found if self._is_metrics(found) else self._mean_logs(found)

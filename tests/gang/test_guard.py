@@ -15,7 +15,7 @@ from tests.gang.test_process import GONE_S, WAIT_S, left_after, with_guard
 WORKER = """
 import ctypes, subprocess, sys
 from sparktrain.gang import guard
-guard._die_with_parent = lambda: None
+guard.die_with_parent = lambda: None
 guard.start(int(sys.argv[1]), sys.argv[2])
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 print("guarded", flush=True)
