@@ -6,16 +6,26 @@ import importlib
 from typing import Protocol
 
 from sparktrain.errors import ParamError
+from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
 
-AVAILABLE = ("native",)
+AVAILABLE = ("native", "horovod")
 
 
 class Backend(Protocol):
     """The seam each backend fills."""
 
+    def missing(self) -> str | None:
+        """What this Python lacks for it, and how to get it; None: nothing."""
+
     def prepare(self, gang: Gang) -> None:
         """Called once in each worker, after the rendezvous and before its trainer."""
+
+    def environment(self, gang: Gang, peers: Sockets) -> dict[str, str]:
+        """What a function of the user's is to find in the environment, so that frameworks meet by themselves.
+
+        All ranks call this together.
+        """
 
 
 def load(name: str) -> Backend:

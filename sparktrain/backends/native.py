@@ -7,6 +7,7 @@ import socket
 
 import psutil
 
+from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
 
 
@@ -32,6 +33,10 @@ def interface_of(addresses: set[str]) -> str | None:
 
 
 class NativeBackend:
+    def missing(self) -> str | None:
+        """Nothing: each framework brings its own."""
+        return None
+
     def prepare(self, gang: Gang) -> None:
         """Set this worker's environment; collectives use the interface that Spark knows this host by."""
         os.environ.update(environment(gang))
@@ -41,6 +46,9 @@ class NativeBackend:
         if name is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+    def environment(self, gang: Gang, peers: Sockets) -> dict[str, str]:
+        return environment(gang)
 
 
 BACKEND = NativeBackend()

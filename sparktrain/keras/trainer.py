@@ -62,7 +62,7 @@ def train(context: WorkerContext) -> dict[str, Any]:
     spec: TrainSpec = context.payload["spec"]
     shard = open_shard(job.tensors, job.tensor_fds, job.rows)
     keras.utils.set_random_seed(spec.seed)
-    with join(context.gang, job.listen_fd) as (peers, tensors):
+    with join(context.gang, job.listen_fd, job.backend) as (peers, tensors):
         layout = None
         if tensors is None:  # before the model is made
             distribute = context.payload["distribution"]
@@ -301,6 +301,7 @@ class Trainer:
             self._rows,
             idles=last == 0 or (split.validates and val_last == 0),
             last_rows={"train": last, "test": val_last},
+            compresses=spec.gradient_compression == "fp16",
         )
         if spec.sync_batchnorm:
             for layer in batchnorms_of(self._model):

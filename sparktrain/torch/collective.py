@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -135,6 +136,18 @@ class TorchDistributed:
 
     def channel(self) -> Collective:
         return TorchDistributed(dist.new_group(), self._connect)
+
+
+Join = Callable[[Gang, int | None], AbstractContextManager[Collective]]
+
+
+def joining(backend: str) -> Join:
+    """How a rank joins its peers on that backend: takes the gang and, on rank 0, its task's listening socket."""
+    if backend == "native":
+        return join
+    from sparktrain.torch import horovod
+
+    return horovod.join
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

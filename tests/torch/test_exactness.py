@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sparktrain.shards import plan
+from tests.backends import BACKENDS
 from tests.torch.cases import SEED, Case, cases, rows_of
 from tests.torch.rank import run_ranks
 
@@ -78,9 +79,10 @@ def plain_loss(
     return (rows * weights).sum() / total.clamp(min=1e-30), float(total)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_gang_equals_one_process(world: int, tmp_path: Path) -> None:
-    results = run_ranks("tests.torch.cases:run_all", world, tmp_path)
+def test_gang_equals_one_process(world: int, backend: str, tmp_path: Path) -> None:
+    results = run_ranks("tests.torch.cases:run_all", world, tmp_path, backend=backend)
     checked = 0
     for case in cases(world):
         expected, losses = plain_pytorch(case)

@@ -1,0 +1,114 @@
+"""The trainer's view of its peers over Horovod."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparktrain import backends
+from sparktrain.gang import sockets
+from sparktrain.gang.spec import Gang
+from sparktrain.torch.collective import Alone, Collective
+
+_channels = itertools.count()
+
+
+class HorovodCollective:
+    """Horovod's operations, by names that come again, which spares them most of the ranks' negotiation.
+
+    Parameters
+    ----------
+    hvd : module
+        `horovod.torch`, initialised.
+    timeout_s : float
+        How long an operation waits for a rank; only told in errors.
+    """
+
+    def __init__(self, hvd: Any, timeout_s: float) -> None:
+        self._hvd, self._timeout_s = hvd, timeout_s
+        self._name = f"sparktrain.{next(_channels)}"
+
+    @property
+    def rank(self) -> int:
+        return int(self._hvd.rank())
+
+    @property
+    def world_size(self) -> int:
+        return int(self._hvd.size())
+
+    def is_small(self, size: int) -> bool:
+        return False
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        values = self._placed(tensor.detach()).contiguous()
+        name = f"{self._name}.sum.{values.dtype}.{values.numel()}"
+        with self._explaining():
+            self._hvd.allreduce_(values, op=self._hvd.Sum, name=name)
+        return tensor if values.data_ptr() == tensor.data_ptr() else tensor.copy_(values)
+
+    def gather(self, value: int) -> list[int]:
+        with self._explaining():
+            found: list[int] = self._hvd.allgather(torch.tensor([value]), name=f"{self._name}.gather").tolist()
+        return found
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        sizes = self.gather(len(data))
+        if not any(sizes):
+            return [b""] * len(sizes)
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        with self._explaining():
+            joined = self._hvd.allgather(own, name=f"{self._name}.gather_bytes")
+        return [bytes(one.numpy()) for one in torch.split(joined, sizes)]
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        if not tensor.numel():
+            return
+        values = self._placed(tensor.detach()).reshape(-1).contiguous().view(torch.uint8)
+        with self._explaining():
+            self._hvd.broadcast_(values, root, name=f"{self._name}.broadcast.{values.numel()}")
+        tensor.detach().copy_(values.view(tensor.dtype).view_as(tensor))
+
+    def channel(self) -> Collective:
+        return HorovodCollective(self._hvd, self._timeout_s)
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """Where Horovod can reduce it: without NCCL, in memory."""
+        return tensor if self._hvd.nccl_built() else tensor.cpu()
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except self._hvd.HorovodInternalError as error:
+            error.add_note(
+                f"another rank has ended, or has not taken part for {self._timeout_s:g} s (collective_timeout_s)"
+            )
+            raise
+
+
+@contextlib.contextmanager
+def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
+    """Initialise Horovod; leave the block together with all ranks.
+
+    Parameters
+    ----------
+    gang : Gang
+    listen_fd : int or None
+        On rank 0 the socket that its task listens on, where the others ask for the way to Horovod's rendezvous.
+    """
+    import horovod.torch as hvd
+
+    with sockets.join(gang, listen_fd) as peers:
+        os.environ.update(backends.load("horovod").environment(gang, peers))
+        hvd.init()
+        yield Alone() if gang.world_size == 1 else HorovodCollective(hvd, gang.collective_timeout_s)
+        peers.gather(0)  # nobody shuts down before all are done: the first to do so ends it for all
+        hvd.shutdown()
