@@ -9,13 +9,15 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparktrain.backends import native
 from sparktrain.backends.key_values import KeyValues
 from sparktrain.errors import GangError
-from sparktrain.gang import rendezvous
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
+
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets
 
 BUILD = (
     "build it with `make horovod` in a checkout of sparktrain, or for the environment of any interpreter with "
@@ -129,6 +131,8 @@ class HorovodBackend:
             return environment(gang, None)
         port = 0
         if gang.rank == 0:
+            from sparktrain.gang import rendezvous  # late: with it comes pyarrow
+
             listener = rendezvous.listen(_ipv4(gang.endpoint[0]))
             port = listener.getsockname()[1]
             KeyValues(listener, f"/{_token(gang)}:{port}/").start()
