@@ -109,7 +109,8 @@ def everything(collective: Any) -> dict[str, Any]:
 
 
 @horovod
-def test_ranks_find_one_another(tmp_path: Path) -> None:
+def test_ranks_find_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     ranks = run_ranks("tests.backends.test_horovod:everything", 3, tmp_path, backend="horovod")
     assert [one["place"] for one in ranks] == [(rank, 3, rank, 3, 0, 1) for rank in range(3)]
     for one in ranks:
