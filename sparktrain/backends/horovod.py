@@ -67,7 +67,7 @@ def environment(gang: Gang, port: int | None) -> dict[str, str]:
         "HOROVOD_CROSS_SIZE": str(own.cross_size),
         "HOROVOD_HOSTNAME": gang.hosts[gang.rank],
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(timeout_s),
-        # gloo's own time-out never comes while a rank computes: its background thread still answers
+        # where MPI is the controller; see `sparktrain.torch.horovod.Watch`
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(min(_STALL_WARNING_S, timeout_s)),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(timeout_s),
     }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +19,45 @@ from sparktrain.gang.spec import Gang
 from sparktrain.torch.collective import Alone, Collective
 
 _channels = itertools.count()
+_LOOK_S = 5.0
+
+
+class Watch:
+    """Gives operations a deadline, which Horovod has none of where gloo is its controller.
+
+    A rank that computes for ever still answers by its background thread, so gloo waits on; and Horovod's inspector of
+    stalls looks at a list of ranks that its gloo controller (0.28.1) leaves empty. Shutting Horovod down reaches all
+    ranks, and ends every operation with an error.
+
+    Parameters
+    ----------
+    timeout_s : float
+    shut_down : callable
+    """
+
+    def __init__(self, timeout_s: float, shut_down: Callable[[], object]) -> None:
+        self.timeout_s = timeout_s
+        self._shut_down = shut_down
+        self._started: dict[int, float] = {}
+        threading.Thread(target=self._run, daemon=True, name="sparktrain-horovod").start()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """An operation of this thread's."""
+        own = threading.get_ident()
+        self._started[own] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._started.pop(own, None)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(self.timeout_s / 4, _LOOK_S))
+            since = time.monotonic() - self.timeout_s
+            if any(started < since for started in list(self._started.values())):
+                self._shut_down()
+                return
 
 
 class HorovodCollective:
@@ -26,12 +67,12 @@ class HorovodCollective:
     ----------
     hvd : module
         `horovod.torch`, initialised.
-    timeout_s : float
-        How long an operation waits for a rank; only told in errors.
+    watch : Watch
+        Ends operations that take too long.
     """
 
-    def __init__(self, hvd: Any, timeout_s: float) -> None:
-        self._hvd, self._timeout_s = hvd, timeout_s
+    def __init__(self, hvd: Any, watch: Watch) -> None:
+        self._hvd, self._watch = hvd, watch
         self._name = f"sparktrain.{next(_channels)}"
 
     @property
@@ -77,7 +118,7 @@ class HorovodCollective:
         tensor.detach().copy_(values.view(tensor.dtype).view_as(tensor))
 
     def channel(self) -> Collective:
-        return HorovodCollective(self._hvd, self._timeout_s)
+        return HorovodCollective(self._hvd, self._watch)
 
     def _placed(self, tensor: Tensor) -> Tensor:
         """Where Horovod can reduce it: without NCCL, in memory."""
@@ -86,10 +127,11 @@ class HorovodCollective:
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
         try:
-            yield
+            with self._watch.watching():
+                yield
         except self._hvd.HorovodInternalError as error:
             error.add_note(
-                f"another rank has ended, or has not taken part for {self._timeout_s:g} s (collective_timeout_s)"
+                f"another rank has ended, or has not taken part for {self._watch.timeout_s:g} s (collective_timeout_s)"
             )
             raise
 
@@ -109,6 +151,9 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
     with sockets.join(gang, listen_fd) as peers:
         os.environ.update(backends.load("horovod").environment(gang, peers))
         hvd.init()
-        yield Alone() if gang.world_size == 1 else HorovodCollective(hvd, gang.collective_timeout_s)
+        if gang.world_size == 1:
+            yield Alone()
+        else:
+            yield HorovodCollective(hvd, Watch(gang.collective_timeout_s, hvd.mpi_ops._basics.shutdown))
         peers.gather(0)  # nobody shuts down before all are done: the first to do so ends it for all
         hvd.shutdown()

@@ -50,7 +50,7 @@ class AsksHorovod(Callback):
 def torch_estimator(**given: Any) -> TorchEstimator:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     return TorchEstimator(
         model=net, optimizer=optimizer, loss=nn.MSELoss(), label_cols=["y"], sync_batchnorm=True, **{**COMMON, **given}
     )
