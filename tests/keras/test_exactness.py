@@ -35,7 +35,9 @@ def test_n_ranks_train_as_one_process(framework: str, plain: dict[str, Any], wor
 
 @horovod
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"], indirect=True)
-@pytest.mark.parametrize(("world", "cases"), [(3, BRIEF), pytest.param(2, "", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("world", "cases"), [pytest.param(3, BRIEF, id="brief"), pytest.param(2, "", id="all", marks=pytest.mark.slow)]
+)
 def test_over_horovod(
     framework: str, plain: dict[str, Any], world: int, cases: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
