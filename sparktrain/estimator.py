@@ -37,8 +37,8 @@ class HasGang(KeywordParams):
     )
     backend = GangParam(
         "backend",
-        "How the ranks communicate: 'native' (what each framework brings), or 'horovod' (PyTorch, and Keras on "
-        "TensorFlow or PyTorch).",
+        "How the ranks communicate: 'native' (what each framework brings); 'horovod', or 'mpi' (Horovod over MPI), for "
+        "PyTorch, and Keras on TensorFlow or PyTorch.",
         params.one_of(*backends.AVAILABLE),
         "native",
     )
@@ -75,6 +75,15 @@ class HasGang(KeywordParams):
         missing = backends.load(self._value(self.backend)).missing()
         if missing is not None and session.executors_run_this_python(spark):
             raise ParamError(missing)
+
+    def _num_proc(self, spark: SparkSession) -> int:
+        given = self._value(self.numProc)
+        if given is not None:
+            return int(given)
+        found = session.registered_slots(spark) or session.promised_slots(spark)
+        if not found:
+            raise ParamError("num_proc: this session doesn't tell how many task slots the cluster has; set it")
+        return found
 
 
 class HasTraining(KeywordParams):
@@ -188,15 +197,6 @@ class GangEstimator(Estimator[M], HasGang, Generic[M]):
             return self._create_model(outcome, plan)
         finally:
             outcome.result.close()
-
-    def _num_proc(self, spark: SparkSession) -> int:
-        given = self._value(self.numProc)
-        if given is not None:
-            return int(given)
-        found = session.registered_slots(spark) or session.promised_slots(spark)
-        if not found:
-            raise ParamError("num_proc: this session doesn't tell how many task slots the cluster has; set it")
-        return found
 
     def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, payload: Payload) -> GangSpec:
         small = dict(payload.small)

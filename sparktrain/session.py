@@ -25,6 +25,17 @@ def session_of(df: DataFrame) -> SparkSession:
     return df.sparkSession
 
 
+def active_session() -> SparkSession | None:
+    """The session of this thread, else the process's; None: there is none."""
+    found = SparkSession.getActiveSession()
+    if found is not None:
+        return found
+    try:
+        return SparkSession.active()
+    except Exception:  # its class has changed between versions
+        return None
+
+
 def is_connect(spark: SparkSession) -> bool:
     """True for a Spark Connect session: no `sparkContext`, no JVM in this process."""
     return type(spark).__module__.startswith("pyspark.sql.connect")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from sparktrain.backends.companion import Companion
 from sparktrain.errors import ParamError
+from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
 
-if TYPE_CHECKING:
-    from sparktrain.gang.sockets import Sockets
-
-AVAILABLE = ("native", "horovod")
+AVAILABLE = ("native", "horovod", "mpi")
 
 
 class Backend(Protocol):
@@ -19,6 +19,19 @@ class Backend(Protocol):
 
     def missing(self) -> str | None:
         """What this Python lacks for it, and how to get it; None: nothing."""
+
+    def companion(self, address: str, log: Callable[[str], None], environment: Mapping[str, str]) -> Companion:
+        """What runs beside a worker in its task.
+
+        Parameters
+        ----------
+        address : str
+            This host, as Spark knows it.
+        log : callable
+            Takes lines for the rank's log.
+        environment : mapping
+            The worker's.
+        """
 
     def prepare(self, gang: Gang) -> None:
         """Called once in each worker, after the rendezvous and before its trainer."""
@@ -28,6 +41,9 @@ class Backend(Protocol):
 
         All ranks call this together.
         """
+
+    def leave(self) -> None:
+        """Called once in each worker, when the trainers of all ranks are done."""
 
 
 def load(name: str) -> Backend:

@@ -7,17 +7,17 @@ import hmac
 import importlib.util
 import os
 import socket
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparktrain.backends import native
+from sparktrain.backends.companion import Alone, Companion
 from sparktrain.backends.key_values import KeyValues
 from sparktrain.errors import GangError
+from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
-
-if TYPE_CHECKING:
-    from sparktrain.gang.sockets import Sockets
 
 BUILD = (
     "build it with `make horovod` in a checkout of sparktrain, or for the environment of any interpreter with "
@@ -102,10 +102,13 @@ class HorovodBackend:
     def missing(self) -> str | None:
         """What this Python lacks, and how to get it."""
         if importlib.util.find_spec("horovod") is None:
-            return f"backend='horovod': Horovod isn't installed here; {BUILD}"
+            return f"Horovod isn't installed here; {BUILD}"
         if not _has_operations():
-            return f"backend='horovod': the Horovod that is installed here was built without PyTorch; {BUILD}"
+            return f"the Horovod that is installed here was built without PyTorch; {BUILD}"
         return None
+
+    def companion(self, address: str, log: Callable[[str], None], environment: Mapping[str, str]) -> Companion:
+        return Alone()
 
     def prepare(self, gang: Gang) -> None:
         """As on the native backend; and Horovod's gloo uses the same interface.
@@ -123,6 +126,10 @@ class HorovodBackend:
             os.environ.setdefault("HOROVOD_GLOO_IFACE", os.environ["GLOO_SOCKET_IFNAME"])
 
     def environment(self, gang: Gang, peers: Sockets) -> dict[str, str]:
+        """As on the native backend, and what `horovod.torch.init()` reads."""
+        return {**native.BACKEND.environment(gang, peers), **self.horovod(gang, peers)}
+
+    def horovod(self, gang: Gang, peers: Sockets) -> dict[str, str]:
         """What `horovod.torch.init()` reads; rank 0 serves the rendezvous from now on, for the life of its process.
 
         All ranks call this together.
@@ -137,6 +144,11 @@ class HorovodBackend:
             port = listener.getsockname()[1]
             KeyValues(listener, f"/{_token(gang)}:{port}/").start()
         return environment(gang, peers.gather(port)[0])
+
+    def leave(self) -> None:
+        """End Horovod where a function has left it running: the others' threads would complain of a lost peer."""
+        if "horovod.torch.mpi_ops" in sys.modules:
+            sys.modules["horovod.torch.mpi_ops"].shutdown()
 
 
 BACKEND = HorovodBackend()

@@ -51,7 +51,14 @@ def address_of(host: str) -> str:
 
 def free_port(host: str) -> int:
     """A port of `host`, this machine's name, that nobody listens on right now."""
+    return free_ports(host, 1)[0]
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """As many different ones."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.bind(address)
-        return int(probe.getsockname()[1])
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket(family, kind, protocol)) for _ in range(count)]
+        for probe in probes:
+            probe.bind(address)
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -1,9 +1,9 @@
-"""A large result from rank 0's task to a file of the driver, past Spark's rows.
+"""A large result from a rank's task to a file of the driver, past Spark's rows.
 
 `spark.driver.maxResultSize` and the driver's heap bound what rows can carry, so on classic sessions a
 result over `result.IN_ROWS_BYTES` takes a socket. The driver greets each connection with a random
 nonce; what the task sends is frames (length, HMAC-SHA256, data), signed with the run's secret over
-nonce, frame number and data: first the size, then the result in chunks. The driver drops a connection
+nonce, frame number and data: first rank and size, then the result in chunks. The driver drops a connection
 at the first frame that is not signed so, and signs its receipt. Nothing is encrypted, as Spark's own
 traffic isn't by default.
 """
@@ -33,6 +33,7 @@ CHUNK_S = 60.0
 """For each later chunk, and for the receipt."""
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!Q")
+_HEAD = struct.Struct("!IQ")
 _NONCE_BYTES = _MAC_BYTES = 32
 
 
@@ -93,8 +94,8 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float) -> by
 _TO_DRIVER, _TO_TASK = b"to driver", b"to task"
 
 
-def deliver(address: DriverAddress, fd: int) -> int:
-    """The task's end: send the file `fd` and wait for the receipt.
+def deliver(address: DriverAddress, fd: int, rank: int = 0) -> int:
+    """The task's end: send the file `fd`, the result of `rank`, and wait for the receipt.
 
     Returns
     -------
@@ -110,7 +111,7 @@ def deliver(address: DriverAddress, fd: int) -> int:
     with socket.create_connection((address.host, address.port), CONNECT_S) as connection:
         nonce = receive_exactly(connection, _NONCE_BYTES, time.monotonic() + CONNECT_S)
         channel = _Channel(connection, address.secret, bytes(nonce))
-        channel.send(_TO_DRIVER, _NUMBER.pack(size), CONNECT_S)
+        channel.send(_TO_DRIVER, _HEAD.pack(rank, size), CONNECT_S)
         offset = 0
         while offset < size:  # by offset: the worker shares the file's position
             data = os.pread(fd, CHUNK_BYTES, offset)
@@ -135,7 +136,7 @@ class _Delivery(socketserver.BaseRequestHandler):
         self.request.settimeout(CONNECT_S)
         self.request.sendall(nonce)
         channel = _Channel(self.request, self.server.secret, nonce)
-        (size,) = _NUMBER.unpack(channel.receive(_TO_DRIVER, _NUMBER.size, CONNECT_S))
+        rank, size = _HEAD.unpack(channel.receive(_TO_DRIVER, _HEAD.size, CONNECT_S))
         result = Result()  # not before a signed frame: strangers make no files
         try:
             missing = size
@@ -149,12 +150,12 @@ class _Delivery(socketserver.BaseRequestHandler):
             result.close()
             logger.warning("a result of %s bytes did not arrive, the gang falls back to rows: %s", f"{size:,}", error)
             raise
-        self.server.complete(result)
+        self.server.complete(rank, result)
         channel.send(_TO_TASK, _NUMBER.pack(size), CHUNK_S)
 
 
 class ResultReceiver(DriverPort):
-    """The driver's end: keeps the one result that arrives whole and signed.
+    """The driver's end: keeps of each rank the result that arrives whole and signed.
 
     Parameters
     ----------
@@ -163,22 +164,22 @@ class ResultReceiver(DriverPort):
     """
 
     def __init__(self, host: str, bind: str) -> None:
-        self._result: Result | None = None
+        self._results: dict[int, Result] = {}
         super().__init__(host, bind, _Delivery, "result")
 
-    def complete(self, result: Result) -> None:
-        self._result = result
+    def complete(self, rank: int, result: Result) -> None:
+        self._results[rank] = result
 
-    def take(self, size: int) -> Result:
-        """What arrived; rank 0 says in its rows that it sent `size` bytes.
+    def take(self, rank: int, size: int) -> Result:
+        """What arrived of a rank, which says in its rows that it sent `size` bytes.
 
         Raises
         ------
         GangError
             Where something else arrived.
         """
-        result = self._result
+        result = self._results.get(rank)
         found = "nothing" if result is None else f"{result.size:,} bytes"
         if result is None or result.size != size:
-            raise GangError(f"rank 0 delivered a result of {size:,} bytes, but {found} arrived at the driver")
+            raise GangError(f"rank {rank} delivered a result of {size:,} bytes, but {found} arrived at the driver")
         return result

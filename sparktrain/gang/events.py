@@ -32,6 +32,8 @@ MAX_LINE_BYTES = 1 << 16
 MAX_EVENT_BYTES = MAX_LINE_BYTES - 128  # less the signature
 QUEUE_SIZE = 256
 CONNECT_S = 5.0
+DRAIN_S = 5.0
+"""How long the end of a task waits until its last events are gone."""
 
 
 def _signed(secret: bytes, number: int, text: bytes) -> bytes:
@@ -39,20 +41,37 @@ def _signed(secret: bytes, number: int, text: bytes) -> bytes:
 
 
 class EventRelay:
-    """The task's end: a thread that forwards events, and drops them where the driver can't be reached."""
+    """The task's end: a thread that forwards events, and drops them where the driver can't be reached.
 
-    def __init__(self, target: DriverAddress | None) -> None:
+    Parameters
+    ----------
+    target : DriverAddress or None
+        None: nobody listens.
+    size : int
+        How many events may wait.
+
+    Attributes
+    ----------
+    trouble : str or None
+        Why the driver has not got all events, where something went wrong.
+    """
+
+    def __init__(self, target: DriverAddress | None, size: int = QUEUE_SIZE) -> None:
         self._target = target
-        self._events: queue.Queue[bytes | None] = queue.Queue(QUEUE_SIZE)
+        self._events: queue.Queue[bytes | None] = queue.Queue(size)
+        self.trouble: str | None = None
         self._thread = threading.Thread(target=self._forward, daemon=True, name="sparktrain-events")
 
-    def send(self, event: dict[str, Any]) -> None:
-        """Never blocks or raises: an event too large, or no JSON, or that finds the queue full is dropped."""
-        if self._target is not None:
-            with contextlib.suppress(queue.Full, TypeError, ValueError):
-                text = json.dumps(event, default=str).encode()
-                if len(text) <= MAX_EVENT_BYTES:
-                    self._events.put_nowait(text)
+    def send(self, event: dict[str, Any]) -> bool:
+        """Never blocks or raises: an event too large, or no JSON, or that finds the queue full is dropped (False)."""
+        if self._target is None or self.trouble is not None:
+            return False
+        with contextlib.suppress(queue.Full, TypeError, ValueError):
+            text = json.dumps(event, default=str).encode()
+            if len(text) <= MAX_EVENT_BYTES:
+                self._events.put_nowait(text)
+                return True
+        return False
 
     def _forward(self) -> None:
         assert self._target is not None
@@ -63,7 +82,8 @@ class EventRelay:
                     connection.sendall(_signed(self._target.secret, number, text) + b" " + text + b"\n")
                     number += 1
         except OSError as error:
-            logger.warning("no live progress: the driver at %s can't be reached: %s", self._target.host, error)
+            self.trouble = f"the driver at {self._target.host}:{self._target.port} can't be reached: {error}"
+            logger.warning("no live progress: %s", self.trouble)
 
     def __enter__(self) -> EventRelay:
         if self._target is not None:
@@ -78,7 +98,7 @@ class EventRelay:
                 if self._events.full():  # nothing drains it: make room for the end
                     self._events.get_nowait()
                 self._events.put_nowait(None)
-            self._thread.join(1.0)
+            self._thread.join(DRAIN_S)
 
 
 class _Lines(socketserver.StreamRequestHandler):
@@ -150,6 +170,20 @@ class ProgressBar:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class LogLines:
+    """Shows what the ranks of a gang print, each line behind its rank."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "log":
+            self.show(event["rank"], event["text"])
+
+    def show(self, rank: int, text: str) -> None:
+        tqdm.write(f"[rank {rank}] {text}")  # which leaves progress bars whole
+
+    def close(self) -> None:
+        return
 
 
 def _live_line(**settings: Any) -> tqdm[Any]:

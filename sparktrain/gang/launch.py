@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparktrain.errors import DataError, GangError, NotEnoughSlots
 from sparktrain.gang import result
 from sparktrain.gang.delivery import ResultReceiver
-from sparktrain.gang.events import ProgressBar, ProgressListener
+from sparktrain.gang.events import LogLines, ProgressBar, ProgressListener
 from sparktrain.gang.failure import explain, find_report
 from sparktrain.gang.job import run_job
 from sparktrain.gang.port import DriverPort
@@ -49,13 +49,18 @@ class GangOutcome:
         Each rank's return value of the trainer, in rank order.
     rows : tuple of int
         Each rank's shard.
-    result : Result
-        Rank 0's result file, on the driver's disk; the caller closes it.
+    results : tuple of Result
+        Each rank's result file, or rank 0's alone, on the driver's disk; the caller closes them.
     """
 
     infos: tuple[Any, ...]
     rows: tuple[int, ...]
-    result: Result
+    results: tuple[Result, ...]
+
+    @property
+    def result(self) -> Result:
+        """Rank 0's."""
+        return self.results[0]
 
 
 def check_slots(
@@ -133,9 +138,9 @@ def launch(
         True: the user said that the DataFrame's partitions are the shards.
     launch_timeout_s : float
     progress_label : str or None
-        None: no progress bar.
+        Shown before the progress bar; None: nothing is shown, of the workers' logs neither.
     result_bytes : int
-        About how large rank 0's result will be: over `IN_ROWS_BYTES` a port is opened for it.
+        About how large a rank's result will be: over `IN_ROWS_BYTES` a port is opened for it.
 
     Raises
     ------
@@ -148,9 +153,9 @@ def launch(
         launch_timeout_s = min(launch_timeout_s, FIXED_LAUNCH_S)
     with ExitStack() as stack:
         if progress_label:
-            bar = ProgressBar(progress_label)
-            stack.callback(bar.close)
-            spec = replace(spec, progress=_address(stack, _listener(spark, bar)))
+            view = LogLines() if spec.shows_logs else ProgressBar(progress_label)
+            stack.callback(view.close)
+            spec = replace(spec, progress=_address(stack, _listener(spark, view)))
         receiver = _receiver(spark) if result_bytes > result.IN_ROWS_BYTES else None
         spec = replace(spec, delivery=_address(stack, receiver))
         try:
@@ -167,7 +172,7 @@ def launch(
             if report is None:
                 raise explain(str(error)) from error
             raise report.to_error() from None
-    return _outcome(rows, spec.num_proc, receiver)
+    return _outcome(rows, spec, receiver)
 
 
 def _address(stack: ExitStack, port: DriverPort | None) -> DriverAddress | None:
@@ -184,13 +189,13 @@ def _waiting_for(num_proc: int, partitioned: bool) -> str:
     return f"{num_proc} free slots at the same time (num_proc): other jobs may hold them, or executors were lost"
 
 
-def _listener(spark: SparkSession, bar: ProgressBar) -> ProgressListener | None:
+def _listener(spark: SparkSession, view: ProgressBar | LogLines) -> ProgressListener | None:
     if is_connect(spark):
         logger.info("no live progress on Spark Connect: executors can't reach this client")
         return None
     host, bind = driver_host(spark)
     try:
-        return ProgressListener(host, bind, bar)
+        return ProgressListener(host, bind, view)
     except OSError as error:
         logger.warning("no live progress: can't listen on %s: %s", bind, error)
         return None
@@ -207,21 +212,30 @@ def _receiver(spark: SparkSession) -> ResultReceiver | None:
         return None
 
 
-def _outcome(rows: list[Any], num_proc: int, receiver: ResultReceiver | None) -> GangOutcome:
+def _outcome(rows: list[Any], spec: GangSpec, receiver: ResultReceiver | None) -> GangOutcome:
     if not rows:  # adaptive execution starts no task at all where it finds the input empty
         raise DataError(NO_ROWS)
+    num_proc = spec.num_proc
     outcomes = {row["rank"]: json.loads(bytes(row["data"])) for row in rows if row["kind"] == "outcome"}
     if sorted(outcomes) != list(range(num_proc)):
         raise GangError(f"expected the outcome of {num_proc} ranks, got it of ranks {sorted(outcomes)}")
     ordered = [outcomes[rank] for rank in range(num_proc)]
+    for note in sorted({one["note"] for one in ordered if one["note"]}):
+        logger.warning("the gang's progress was not shown: %s", note)
+    for row in sorted((row for row in rows if row["kind"] == "log"), key=lambda row: row["rank"]):
+        for line in bytes(row["data"]).decode(errors="replace").splitlines():
+            LogLines().show(row["rank"], line)
+    ranks = range(num_proc) if spec.every_result else [0]
     return GangOutcome(
-        tuple(one["info"] for one in ordered), tuple(one["rows"] for one in ordered), _result(rows, receiver)
+        tuple(one["info"] for one in ordered),
+        tuple(one["rows"] for one in ordered),
+        tuple(_result([row for row in rows if row["rank"] == rank], rank, receiver) for rank in ranks),
     )
 
 
-def _result(rows: list[Any], receiver: ResultReceiver | None) -> Result:
+def _result(rows: list[Any], rank: int, receiver: ResultReceiver | None) -> Result:
     sizes = [int(row["data"]) for row in rows if row["kind"] == "delivered"]
     if sizes and receiver is not None:
-        return receiver.take(sizes[0])
+        return receiver.take(rank, sizes[0])
     parts = sorted((row for row in rows if row["kind"] == "result"), key=lambda row: row["part"])
     return Result.of(row["data"] for row in parts)

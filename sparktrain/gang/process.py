@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 from sparktrain.errors import GangTimeout
 from sparktrain.gang.failure import Cause, RankReport, ReportedFailure
+from sparktrain.gang.log import RankLog
 from sparktrain.gang.rendezvous import BarrierView
 from sparktrain.gang.resources import worker_environment
 from sparktrain.gang.spec import WorkerJob
@@ -41,17 +43,22 @@ class WorkerProcess:
         Module the worker imports while the task spools.
     fds : sequence of int
         File descriptors it inherits: spool files, result file, listening socket.
+    on_line : callable or None
+        Takes each line that it prints; None: they go to this process's stderr.
     """
 
-    def __init__(self, barrier: BarrierView, preload: str, fds: Sequence[int]) -> None:
+    def __init__(
+        self, barrier: BarrierView, preload: str, fds: Sequence[int], on_line: Callable[[str], None] | None = None
+    ) -> None:
         self._barrier = barrier
         self._parent = os.getppid()
+        self._on_line = on_line or RankLog(barrier.rank).write
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         self._scratch = os.path.join(local_directory(), f"sparktrain-{uuid.uuid4().hex}")
         self._control, control_end = multiprocessing.Pipe(duplex=True)
         lifeline_end, self._lifeline = os.pipe()
         inherited = (*fds, control_end.fileno(), lifeline_end)
-        environment = worker_environment(
+        self.environment = worker_environment(
             os.environ,
             gpus=barrier.gpus,
             task_cpus=barrier.cpus,
@@ -66,7 +73,7 @@ class WorkerProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=inherited,
                 start_new_session=True,
-                env=environment,
+                env=self.environment,
             )
         except BaseException:
             os.close(self._lifeline)
@@ -91,8 +98,17 @@ class WorkerProcess:
             )
         self._event(self._control)
 
-    def run(self, job: WorkerJob, on_event: Callable[[dict[str, Any]], None]) -> Any:
+    def run(
+        self, job: WorkerJob, on_event: Callable[[dict[str, Any]], object], check: Callable[[], None] = lambda: None
+    ) -> Any:
         """Hand over the job and relay events until the worker is done; returns the trainer's result.
+
+        Parameters
+        ----------
+        job : WorkerJob
+        on_event : callable
+        check : callable
+            Called about once a second; may raise.
 
         Raises
         ------
@@ -101,9 +117,14 @@ class WorkerProcess:
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died meanwhile; told below
             self._control.send(job)
+        checked = time.monotonic()
         while True:
-            if not wait([self._control], TICK_S):
+            came = wait([self._control], TICK_S)
+            if time.monotonic() - checked >= TICK_S:
+                checked = time.monotonic()
                 self._check_parent()
+                check()
+            if not came:
                 continue
             event = self._event(self._control)
             if event["kind"] == "done":
@@ -159,7 +180,7 @@ class WorkerProcess:
             for line in pipe:
                 text = line.decode(errors="replace")
                 self._log.append(text)
-                sys.stderr.write(f"[rank {self._barrier.rank}] {text}")
+                self._on_line(text)
 
     def _log_tail(self) -> str:
         return "".join(self._log)

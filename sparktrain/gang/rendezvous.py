@@ -49,6 +49,8 @@ class Card:
     address: str
     port: int
     device: str
+    companion: str = ""
+    """What the backend has to say."""
 
 
 def host_of(task_address: str) -> str:
@@ -93,11 +95,17 @@ class Meeting:
         Of this rank.
     listener : socket or None
         On rank 0 where the others find it; left listening, for the worker.
+
+    Attributes
+    ----------
+    cards : tuple of Card
+        Of all ranks, once they have met.
     """
 
     def __init__(self, barrier: BarrierView, card: Card, listener: socket.socket | None) -> None:
         self._barrier, self._listener = barrier, listener
         self._texts: Future[Sequence[str]] = Future()
+        self.cards: tuple[Card, ...] = ()
         own = {**asdict(card), "secret": secrets.token_hex(SECRET_BYTES) if listener is not None else ""}
         _in_thread(self._texts, lambda: barrier.all_gather(json.dumps(own)))
 
@@ -120,7 +128,8 @@ class Meeting:
         try:
             entries = [json.loads(text) for text in self._texts.result(timeout_s)]
             key = next((one.pop("secret") for one in entries if one["secret"]), "")
-            cards = [Card(one["address"], one["port"], one["device"]) for one in entries]
+            cards = [Card(one["address"], one["port"], one["device"], one["companion"]) for one in entries]
+            self.cards = tuple(cards)
             gang = _gang(rank, cards, collective_timeout_s, key)
             text = json.dumps(asdict(report))
             if self._listener is not None and gang.world_size > 1:

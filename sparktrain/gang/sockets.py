@@ -64,6 +64,13 @@ class Sockets:
             return [data]
         return self._star.hand_in(data) if self.rank else self._star.pass_on(data)
 
+    def wait(self) -> None:
+        """Until all ranks have come here, however long that takes; one that ends instead is told."""
+        if self._star is not None:
+            self._star.set_timeout(None)
+            self.gather(0)
+            self._star.set_timeout(self._gang.collective_timeout_s)
+
     def close(self) -> None:
         for one in (self._star, self._ring):
             if one is not None:

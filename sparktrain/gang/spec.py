@@ -44,7 +44,13 @@ class GangSpec:
     progress : DriverAddress or None
         Where events for the progress bar go; None: nobody listens.
     delivery : DriverAddress or None
-        Where the result goes; None: into the stage's rows.
+        Where a large result goes; None: into the stage's rows.
+    every_result : bool
+        Whether each rank has a result, not rank 0 alone.
+    shows_logs : bool
+        Whether what the workers print goes to the driver.
+    log_url : str or None
+        A directory to keep it in as well.
     """
 
     num_proc: int
@@ -58,6 +64,9 @@ class GangSpec:
     progress: DriverAddress | None = None
     delivery: DriverAddress | None = None
     split: tuple[bool, ...] = ()
+    every_result: bool = False
+    shows_logs: bool = False
+    log_url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,3 +122,5 @@ class WorkerJob:
     rows: int
     result_fd: int
     listen_fd: int | None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the backend adds to the worker's."""

@@ -34,6 +34,11 @@ class Star:
         self._links = connections
         for link in connections:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that has gone is told, too
+        self.set_timeout(timeout_s)
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        for link in self._links:
             link.settimeout(timeout_s)
 
     def close(self) -> None:

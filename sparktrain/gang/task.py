@@ -6,9 +6,11 @@ job, relays events, and returns outcome and result as rows.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
@@ -18,13 +20,17 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from sparktrain import backends
+from sparktrain.backends.companion import Companion
 from sparktrain.errors import GangError, SparktrainError
 from sparktrain.gang import rendezvous
 from sparktrain.gang.delivery import deliver
-from sparktrain.gang.events import EventRelay
+from sparktrain.gang.events import QUEUE_SIZE, EventRelay
 from sparktrain.gang.failure import PEER_GRACE_S, RankReport, ReportedFailure, find_report
-from sparktrain.gang.process import WorkerProcess
+from sparktrain.gang.log import RankLog
+from sparktrain.gang.process import REPORT_S, WorkerProcess
 from sparktrain.gang.rendezvous import BarrierView, Card, Meeting, PeerGoneError
+from sparktrain.gang.result import IN_ROWS_BYTES
 from sparktrain.gang.spec import DriverAddress, GangSpec, WorkerJob
 from sparktrain.shards.arrow import whole_columns
 from sparktrain.shards.disk import unnamed_file
@@ -33,6 +39,7 @@ from sparktrain.shards.spool import Spool, agree_on_shapes
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 << 20
+LOG_LINES_WAITING = 20_000
 ROW_SCHEMA = pa.schema([("rank", pa.int64()), ("kind", pa.string()), ("part", pa.int64()), ("data", pa.binary())])
 ROW_DDL = "rank long, kind string, part long, data binary"
 
@@ -62,8 +69,8 @@ def run_rank(
     Yields
     ------
     RecordBatch
-        `ROW_SCHEMA`: one ``outcome`` row (JSON), and on rank 0 the result file in ``result`` rows, or a
-        ``delivered`` row with its size.
+        `ROW_SCHEMA`: one ``outcome`` row (JSON), and on ranks with a result its file in ``result`` rows, or a
+        ``delivered`` row with its size; a ``log`` row where the driver could not be told of lines meanwhile.
 
     Raises
     ------
@@ -101,13 +108,26 @@ def _run(
         result = stack.enter_context(unnamed_file())
         listener = stack.enter_context(rendezvous.listen(address)) if rank == 0 else None
         fds = [*spool.fds, result.fileno(), *([listener.fileno()] if listener else [])]
-        worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds))
+        tells = rank == 0 or spec.shows_logs
+        waiting = LOG_LINES_WAITING if spec.shows_logs else QUEUE_SIZE
+        relay = stack.enter_context(EventRelay(spec.progress if tells else None, waiting))
+        log = RankLog(
+            rank,
+            relay.send if spec.shows_logs and spec.progress is not None else None,
+            None if spec.log_url is None else f"{spec.log_url}/rank-{rank}.log",
+        )
+        stack.callback(log.close)
+        worker = stack.enter_context(WorkerProcess(barrier, spec.trainer.partition(":")[0], fds, log.write))
         port = listener.getsockname()[1] if listener else 0
-        meeting = Meeting(barrier, Card(address, port, "cuda" if barrier.gpus else "cpu"), listener)
+        companion = backends.load(spec.backend).companion(address, log.write, worker.environment)
+        stack.enter_context(_beside(companion))
+        card = Card(address, port, "cuda" if barrier.gpus else "cpu", companion.tells())
+        meeting = Meeting(barrier, card, listener)
         for batch in batches:
             spool.write(whole_columns(batch.columns, spec.split))
         report = spool.finish(rank)
         gang, reports = meeting.finish(report, spec.rendezvous_timeout_s, spec.collective_timeout_s)
+        companion.start(gang, [one.companion for one in meeting.cards])
         worker.wait_ready(spec.rendezvous_timeout_s)
         job = WorkerJob(
             gang=gang,
@@ -120,29 +140,48 @@ def _run(
             rows=report.rows,
             result_fd=result.fileno(),
             listen_fd=listener.fileno() if listener else None,
+            environment=companion.environment(spec.rendezvous_timeout_s),
         )
-        relay = stack.enter_context(EventRelay(spec.progress if rank == 0 else None))
-        info = worker.run(job, relay.send)
-        yield _row(rank, "outcome", 0, json.dumps({"rows": report.rows, "info": info}).encode())
-        if rank == 0:
-            yield from _result_rows(result, spec.delivery)
+        info = worker.run(job, relay.send, companion.check)
+        companion.finish()
+        outcome = {"rows": report.rows, "info": info, "note": relay.trouble}
+        yield _row(rank, "outcome", 0, json.dumps(outcome).encode())
+        if rank == 0 or spec.every_result:
+            expected = not spec.every_result or os.fstat(result.fileno()).st_size > IN_ROWS_BYTES
+            yield from _result_rows(rank, result, spec.delivery if expected else None)
+        if spec.shows_logs and (spec.progress is None or relay.trouble is not None):
+            worker.close()  # all of its lines have come
+            yield _row(rank, "log", 0, log.tail)
 
 
-def _result_rows(result: IO[bytes], delivery: DriverAddress | None) -> Iterator[pa.RecordBatch]:
+@contextlib.contextmanager
+def _beside(companion: Companion) -> Iterator[None]:
+    """After a failure the companion, as the worker, outlives this task's report by a little."""
+    try:
+        yield
+    except BaseException:
+        later = threading.Timer(REPORT_S, companion.close)
+        later.daemon = True
+        later.start()
+        raise
+    companion.close()
+
+
+def _result_rows(rank: int, result: IO[bytes], delivery: DriverAddress | None) -> Iterator[pa.RecordBatch]:
     """The result file in pieces; read by offset, since the worker shares the file's position.
 
     Where the driver listens for it, one row that tells how many bytes it has received.
     """
     if delivery is not None:
         try:
-            yield _row(0, "delivered", 0, b"%d" % deliver(delivery, result.fileno()))
+            yield _row(rank, "delivered", 0, b"%d" % deliver(delivery, result.fileno(), rank))
             return
         except OSError as error:
             where = f"{delivery.host}:{delivery.port}"
             logger.warning("the driver at %s can't take the result, which goes into rows: %s", where, error)
     size = os.fstat(result.fileno()).st_size
     for part, offset in enumerate(range(0, size, CHUNK_BYTES)):
-        yield _row(0, "result", part, os.pread(result.fileno(), CHUNK_BYTES, offset))
+        yield _row(rank, "result", part, os.pread(result.fileno(), CHUNK_BYTES, offset))
 
 
 def _row(rank: int, kind: str, part: int, data: bytes) -> pa.RecordBatch:

@@ -89,10 +89,14 @@ def _receive(control: Connection) -> WorkerJob:
 def _run(job: WorkerJob, emit: Callable[[Event], None], scratch: str) -> Any:
     from sparktrain import backends
 
-    backends.load(job.backend).prepare(job.gang)
+    os.environ.update(job.environment)
+    backend = backends.load(job.backend)
+    backend.prepare(job.gang)
     module, _, function = job.trainer.partition(":")
     train = getattr(importlib.import_module(module), function)
-    return train(WorkerContext(job.gang, job, emit, scratch))
+    info = train(WorkerContext(job.gang, job, emit, scratch))
+    backend.leave()
+    return info
 
 
 def _failure(error: BaseException) -> Event:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 
+from sparktrain.backends.native import tf_config
 from sparktrain.gang import announce, sockets
 from sparktrain.gang.spec import Gang
 from sparktrain.keras.lockstep import Tensors
@@ -82,14 +82,6 @@ def _tensorflow(gang: Gang, listen_fd: int | None, backend: str) -> Iterator[tup
     with sockets.join(gang, listen_fd) as own:
         os.environ["TF_CONFIG"] = tf_config(gang, own.gather(announce.free_port(gang.hosts[gang.rank])))
         yield SocketPeers(own), HostTensors(own.sum)
-
-
-def tf_config(gang: Gang, ports: list[int]) -> str:
-    """``TF_CONFIG`` as TensorFlow's users know it: rank 0 is the chief, the others are workers."""
-    addresses = [f"{host}:{port}" for host, port in zip(gang.hosts, ports, strict=True)]
-    cluster = {"chief": addresses[:1], **({"worker": addresses[1:]} if addresses[1:] else {})}
-    task = {"type": "worker", "index": gang.rank - 1} if gang.rank else {"type": "chief", "index": 0}
-    return json.dumps({"cluster": cluster, "task": task})
 
 
 @contextlib.contextmanager

@@ -30,6 +30,14 @@ Group = str | Sequence[str]
 SUPPORTED = "numeric, boolean, array of those, vector or binary"
 KEY_COLUMN = "__sparktrain_key"
 
+_OWN_DTYPES: Mapping[type[T.DataType], str] = {
+    T.BooleanType: "bool",
+    T.ByteType: "int8",
+    T.ShortType: "int16",
+    T.IntegerType: "int32",
+    T.LongType: "int64",
+    T.FloatType: "float32",
+}
 _SPARSE_TENSORS: tuple[tuple[Role, str, tuple[int, ...] | None], ...] = (
     ("input", "float32", None),
     ("length", "int64", ()),
@@ -243,6 +251,27 @@ class ColumnPlanner:
             raise ColumnError(f"feature_dtypes: columns {list(names)} form one input but have dtypes {sorted(wanted)}")
         shape = (len(columns),) if all(column.kind == "number" for column in columns) else None
         return TensorSpec("+".join(names), "input", columns, wanted.pop(), shape)
+
+    def as_they_are(
+        self, names: Sequence[str], dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    ) -> list[TensorSpec]:
+        """One spec a column, of the column's own type: numbers of shape (), arrays and vectors of theirs."""
+        for keyword, mapping in (("dtypes", dtypes), ("shapes", shapes)):
+            for name in mapping:
+                if name not in names:
+                    raise ColumnError(f"{keyword} names {name!r}, which is not one of the columns {list(names)}")
+        return [self._as_it_is(name, dtypes.get(name), shapes.get(name)) for name in names]
+
+    def _as_it_is(self, name: str, dtype: str | None, shape: tuple[int, ...] | None) -> TensorSpec:
+        column = self._column(name, "df", dtype)
+        if column.kind == "binary" and (dtype is None or shape is None):
+            raise ColumnError(
+                f"df: binary column {name!r} needs its dtype and shape declared, for example "
+                f"dtypes={{{name!r}: 'uint8'}}, shapes={{{name!r}: (1, 28, 28)}}; or select other columns"
+            )
+        found = shape if shape is not None else (() if column.kind == "number" else None)
+        own = dtype or _OWN_DTYPES.get(type(self._element(name)), "float64")
+        return TensorSpec(name, "input", (column,), own, found, declared=shape is not None)
 
     def features(self, given: str | Sequence[str], keyword: str, *, finite: bool = False) -> list[TensorSpec]:
         """One float32 row of features: a vector or array column, or numeric columns, where null is NaN.

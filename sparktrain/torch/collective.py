@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from sparktrain import backends
 from sparktrain.gang.spec import Gang
 from sparktrain.gang.star import MOST_BYTES, Star, connect
 
@@ -147,7 +149,8 @@ def joining(backend: str) -> Join:
         return join
     from sparktrain.torch import horovod
 
-    return horovod.join
+    found: Any = backends.load(backend)
+    return functools.partial(horovod.join, backend=found)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

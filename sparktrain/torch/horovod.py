@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparktrain import backends
+from sparktrain.backends.horovod import BACKEND, HorovodBackend
+from sparktrain.backends.mpi import MpiBackend
+from sparktrain.errors import GangError
 from sparktrain.gang import sockets
 from sparktrain.gang.spec import Gang
 from sparktrain.torch.collective import Alone, Collective
@@ -137,7 +139,7 @@ class HorovodCollective:
 
 
 @contextlib.contextmanager
-def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
+def join(gang: Gang, listen_fd: int | None, backend: HorovodBackend | MpiBackend) -> Iterator[Collective]:
     """Initialise Horovod; leave the block together with all ranks.
 
     Parameters
@@ -145,11 +147,16 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[Collective]:
     gang : Gang
     listen_fd : int or None
         On rank 0 the socket that its task listens on, where the others ask for the way to Horovod's rendezvous.
+    backend : HorovodBackend or MpiBackend
+        How Horovod's ranks meet.
     """
+    missing = BACKEND.missing()
+    if missing is not None:
+        raise GangError(f"{missing}. This is rank {gang.rank} on {gang.hosts[gang.rank]}")
     import horovod.torch as hvd
 
     with sockets.join(gang, listen_fd) as peers:
-        os.environ.update(backends.load("horovod").environment(gang, peers))
+        os.environ.update(backend.horovod(gang, peers))
         hvd.init()
         if gang.world_size == 1:
             yield Alone()

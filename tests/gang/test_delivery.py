@@ -50,7 +50,7 @@ class Task:
         self.channel = delivery._Channel(self.socket, secret or address.secret, nonce)
 
     def announce(self, size: int) -> None:
-        self.send(size.to_bytes(8, "big"))
+        self.send((0).to_bytes(4, "big") + size.to_bytes(8, "big"))
 
     def send(self, data: bytes) -> None:
         self.channel.send(b"to driver", data, WAIT_S)
@@ -68,22 +68,22 @@ class Task:
 
 def nothing_arrived(receiver: ResultReceiver) -> bool:
     with pytest.raises(GangError, match="but nothing arrived"):
-        receiver.take(len(RESULT))
+        receiver.take(0, len(RESULT))
     return True
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 1280])
 def test_a_result_arrives_whole(receiver: ResultReceiver, size: int) -> None:
     assert send(receiver.address, RESULT[:size]) == size
-    assert receiver.take(size).read() == RESULT[:size]
+    assert receiver.take(0, size).read() == RESULT[:size]
     receiver.close()
-    assert receiver.take(size).read() == RESULT[:size], "after the port is closed as well"
+    assert receiver.take(0, size).read() == RESULT[:size], "after the port is closed as well"
 
 
 def test_another_size_than_rank_0_tells(receiver: ResultReceiver) -> None:
     send(receiver.address)
     with pytest.raises(GangError, match="a result of 1,281 bytes, but 1,280 bytes arrived"):
-        receiver.take(1281)
+        receiver.take(0, 1281)
 
 
 def test_the_secret_is_random_and_not_shown(receiver: ResultReceiver) -> None:
@@ -147,7 +147,7 @@ def test_a_replayed_connection(receiver: ResultReceiver) -> None:
     task.send(b"evil")
     task.channel.receive(b"to task", 8, WAIT_S)
     task.socket.close()
-    receiver._result = None
+    receiver._results.clear()
     again = Task(receiver.address)
     again.socket.sendall(b"".join(frames))
     assert again.is_dropped()
@@ -238,7 +238,7 @@ def test_a_receipt_that_is_not_the_driver_s(impostor: socket.socket) -> None:
         connection, _ = impostor.accept()
         with connection:
             connection.sendall(bytes(32))
-            receive_exactly(connection, 36 + 8 + 36 + 5, time.monotonic() + WAIT_S)
+            receive_exactly(connection, 36 + 12 + 36 + 5, time.monotonic() + WAIT_S)
             delivery._Channel(connection, b"guessed", bytes(32)).send(b"to task", (5).to_bytes(8, "big"), WAIT_S)
 
     thread = threading.Thread(target=serve, daemon=True)

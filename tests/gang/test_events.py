@@ -237,7 +237,7 @@ def test_an_unreachable_driver_does_not_stop_a_fit(caplog: pytest.LogCaptureFixt
         for step in range(2 * QUEUE_SIZE):  # more than the queue holds: dropped, not waited for
             relay.send({"kind": "progress", "step": step})
         relay._thread.join(WAIT_S)
-    assert f"no live progress: the driver at {LOOPBACK} can't be reached" in caplog.text
+    assert f"no live progress: the driver at {LOOPBACK}:{address.port} can't be reached" in caplog.text
     assert "secret" not in caplog.text
 
 

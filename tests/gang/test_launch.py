@@ -11,6 +11,7 @@ from sparktrain.errors import DataError, GangError, NotEnoughSlots
 from sparktrain.gang.delivery import ResultReceiver
 from sparktrain.gang.launch import _outcome, check_slots
 from sparktrain.gang.result import Result
+from sparktrain.gang.spec import GangSpec
 
 WAIT_S = 30.0
 
@@ -69,8 +70,12 @@ def row(rank: int, kind: str, part: int, data: Any) -> dict[str, Any]:
     return {"rank": rank, "kind": kind, "part": part, "data": bytearray(data)}
 
 
-def outcome_row(rank: int, rows: int, info: Any) -> dict[str, Any]:
-    return row(rank, "outcome", 0, json.dumps({"rows": rows, "info": info}).encode())
+def outcome_row(rank: int, rows: int, info: Any, note: str | None = None) -> dict[str, Any]:
+    return row(rank, "outcome", 0, json.dumps({"rows": rows, "info": info, "note": note}).encode())
+
+
+def spec_of(num_proc: int, *, every_result: bool = False) -> GangSpec:
+    return GangSpec(num_proc, "module:function", {}, None, (), "native", 1.0, 1.0, every_result=every_result)
 
 
 def test_the_outcome_is_in_rank_order_whatever_the_order_of_rows() -> None:
@@ -80,7 +85,7 @@ def test_the_outcome_is_in_rank_order_whatever_the_order_of_rows() -> None:
         row(0, "result", 0, b"hello "),
         outcome_row(0, 5, {"history": [1]}),
     ]
-    outcome = _outcome(rows, 2, None)
+    outcome = _outcome(rows, spec_of(2), None)
     assert (outcome.infos, outcome.rows) == (({"history": [1]}, "second"), (5, 7))
     assert outcome.result.read() == b"hello world"
 
@@ -89,18 +94,48 @@ def test_a_delivered_result_is_taken_from_the_receiver() -> None:
     receiver = ResultReceiver("127.0.0.1", "127.0.0.1")
     receiver.close()
     arrived = Result.of([b"weights"])
-    receiver.complete(arrived)
+    receiver.complete(0, arrived)
     rows = [outcome_row(0, 5, None), row(0, "delivered", 0, b"7")]
-    assert _outcome(rows, 1, receiver).result is arrived
+    assert _outcome(rows, spec_of(1), receiver).result is arrived
     with pytest.raises(GangError, match="a result of 8 bytes, but 7 bytes arrived"):
-        _outcome([rows[0], row(0, "delivered", 0, b"8")], 1, receiver)
+        _outcome([rows[0], row(0, "delivered", 0, b"8")], spec_of(1), receiver)
+
+
+def test_each_rank_s_result_where_each_has_one() -> None:
+    receiver = ResultReceiver("127.0.0.1", "127.0.0.1")
+    receiver.close()
+    arrived = Result.of([b"large"])
+    receiver.complete(1, arrived)
+    rows = [
+        outcome_row(1, 7, None),
+        row(2, "result", 0, b"second"),
+        row(1, "delivered", 0, b"5"),
+        outcome_row(0, 5, None),
+        outcome_row(2, 5, None),
+        row(0, "result", 0, b"first"),
+    ]
+    outcome = _outcome(rows, spec_of(3, every_result=True), receiver)
+    assert [one.read() for one in outcome.results] == [b"first", b"large", b"second"]
+
+
+def test_what_the_driver_was_not_told_is_shown_at_the_end(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        outcome_row(0, 5, None, "the driver can't be reached"),
+        row(1, "log", 0, b"one\ntwo\n"),
+        outcome_row(1, 5, None),
+    ]
+    _outcome(rows, spec_of(2), None)
+    assert capsys.readouterr().out == "[rank 1] one\n[rank 1] two\n"
+    assert "progress was not shown: the driver can't be reached" in caplog.text
 
 
 def test_a_missing_rank_is_noticed() -> None:
     with pytest.raises(GangError, match=r"outcome of 3 ranks, got it of ranks \[0, 2\]"):
-        _outcome([outcome_row(0, 1, None), outcome_row(2, 1, None)], 3, None)
+        _outcome([outcome_row(0, 1, None), outcome_row(2, 1, None)], spec_of(3), None)
 
 
 def test_no_task_ran_because_there_were_no_rows() -> None:
     with pytest.raises(DataError, match="the DataFrame has no rows"):
-        _outcome([], 2, None)
+        _outcome([], spec_of(2), None)

@@ -54,7 +54,7 @@ def test_outcome_and_result_come_back_in_rows(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(task, "CHUNK_BYTES", 4)
     outcome, *result = rows_of(SPEC, VIEW, BATCHES)
     assert (outcome["rank"], outcome["kind"]) == (0, "outcome")
-    assert json.loads(outcome["data"]) == {"rows": 3, "info": {"rank": 0, "rows": 3, "payload": "hello"}}
+    assert json.loads(outcome["data"]) == {"rows": 3, "info": {"rank": 0, "rows": 3, "payload": "hello"}, "note": None}
     assert [(row["kind"], row["part"], row["data"]) for row in result] == [
         ("result", 0, b"weig"),
         ("result", 1, b"hts"),
@@ -68,7 +68,7 @@ def test_a_result_that_the_driver_takes_is_no_row() -> None:
     finally:
         receiver.close()
     assert (delivered["kind"], delivered["data"]) == ("delivered", b"7")
-    assert receiver.take(7).read() == b"weights"
+    assert receiver.take(0, 7).read() == b"weights"
 
 
 def test_without_a_way_to_the_driver_the_result_goes_into_rows(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,10 +27,16 @@ def processes() -> list[psutil.Process]:
 
 def workers() -> list[psutil.Process]:
     """Worker processes and guards among them."""
+    return running("sparktrain.gang.worker")
+
+
+def running(*words: str) -> list[psutil.Process]:
+    """Those of them with one of these words in their command line, or that a path of it ends with."""
     found = []
     for process in processes():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "sparktrain.gang.worker" in process.cmdline():
+            line = process.cmdline()
+            if any(word in line or os.path.basename(line[0]) == word for word in words if line):
                 found.append(process)
     return found
 

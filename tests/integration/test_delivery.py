@@ -55,9 +55,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     take = ResultReceiver.take
 
-    def noting(self: ResultReceiver, size: int) -> result.Result:
+    def noting(self: ResultReceiver, rank: int, size: int) -> result.Result:
         sizes.append(size)
-        return take(self, size)
+        return take(self, rank, size)
 
     monkeypatch.setattr(ResultReceiver, "take", noting)
     monkeypatch.setattr(result, "IN_ROWS_BYTES", 4)

@@ -1,0 +1,1 @@
+"""`sparktrain.run` against what else starts a function on several processes."""
