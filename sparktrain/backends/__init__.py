@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sparktrain.backends.companion import Companion
 from sparktrain.errors import ParamError
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
+
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets  # with it comes pyarrow, which the worker leaves to its trainer
 
 AVAILABLE = ("native", "horovod", "mpi")
 

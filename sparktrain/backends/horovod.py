@@ -11,13 +11,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparktrain.backends import native
 from sparktrain.backends.companion import Alone, Companion
 from sparktrain.backends.key_values import KeyValues
 from sparktrain.errors import GangError
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
+
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets  # with it comes pyarrow, which the worker leaves to its trainer
 
 BUILD = (
     "build it with `make horovod` in a checkout of sparktrain, or for the environment of any interpreter with "

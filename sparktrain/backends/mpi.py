@@ -12,12 +12,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from sparktrain.backends import native
 from sparktrain.backends.companion import Companion
 from sparktrain.errors import GangError
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
+
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets  # with it comes pyarrow, which the worker leaves to its trainer
 
 INSTALL = "install Open MPI (on Debian and Ubuntu `apt-get install openmpi-bin`) on every executor"
 

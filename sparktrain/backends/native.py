@@ -6,14 +6,17 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import psutil
 
 from sparktrain.backends import jax_cluster
 from sparktrain.backends.companion import Alone, Companion
 from sparktrain.gang import announce
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
+
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets  # with it comes pyarrow, which the worker leaves to its trainer
 
 
 def environment(gang: Gang, port: int) -> dict[str, str]:
