@@ -28,8 +28,8 @@ class Watch:
     """Gives operations a deadline, which Horovod has none of where gloo is its controller.
 
     A rank that computes for ever still answers by its background thread, so gloo waits on; and Horovod's inspector of
-    stalls looks at a list of ranks that its gloo controller (0.28.1) leaves empty. Shutting Horovod down reaches all
-    ranks, and ends every operation with an error.
+    stalls looks at a list of ranks that its gloo controller leaves empty (0.28.1, unless `scripts/horovod` has mended
+    it). Shutting Horovod down reaches all ranks, and ends every operation with an error.
 
     Parameters
     ----------

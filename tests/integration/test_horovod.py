@@ -16,7 +16,7 @@ from keras import callbacks, layers
 from pyspark.sql import DataFrame, SparkSession
 from torch import nn
 
-from sparktrain import backends
+from sparktrain import backends, run
 from sparktrain.errors import ParamError, RankFailed
 from sparktrain.keras import KerasEstimator
 from sparktrain.torch import Callback, TorchEstimator
@@ -164,8 +164,22 @@ def test_a_rank_that_takes_no_part_ends_the_wait(df: DataFrame) -> None:
     assert wait_until(lambda: not workers(), 20)
 
 
+def average(value: float) -> tuple[int, int, float]:
+    import horovod.torch as hvd
+
+    hvd.init()
+    return hvd.rank(), hvd.local_size(), float(hvd.allreduce(torch.tensor(value * hvd.rank())))
+
+
+@horovod
+@pytest.mark.timeout(90)
+def test_a_function_finds_horovod(spark: SparkSession) -> None:
+    assert run(average, (4.0,), num_proc=2, backend="horovod", verbose=0) == [(0, 2, 2.0), (1, 2, 2.0)]
+    assert wait_until(lambda: not workers(), 20)
+
+
 class Jobs:
-    """Fails where a job is run."""
+    """Counts them."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._tracker = spark.sparkContext.statusTracker()
