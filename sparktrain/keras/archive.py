@@ -136,7 +136,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         number = self._numbers[id(obj)] = len(self._numbers)
         if kind == "layer":
             holds = self._weights and isinstance(obj, keras.Model) and obj.built
-            values = values_of(obj.variables) if holds else None
+            values = values_of(obj.variables) or None if holds else None  # `built` may be said before weights are made
             keywords = compiled_with(obj) if self._compiled and isinstance(obj, keras.Model) else None
             return (kind, number, skeleton_of(obj), values, self._custom(obj), keywords)
         values = values_of(obj.variables) if kind == "optimizer" and obj.built else None

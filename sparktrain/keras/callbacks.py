@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event
 from sparktrain.keras.batchnorm import MovingAverages
 from sparktrain.keras.feed import Batches
-from sparktrain.keras.lockstep import Lockstep
+from sparktrain.keras.lockstep import Lockstep, plain_logs
 from sparktrain.keras.peers import Peers
 
 PROGRESS_S = 0.2
@@ -170,7 +171,7 @@ class Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = self._done = 0
         self._started = self._trained = self._reported = 0.0
         self._rate = 0.0
-        self.history: list[dict[str, float]] = []
+        self.history: list[dict[str, Any]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._share_backup()
@@ -196,9 +197,9 @@ class Last(keras.callbacks.Callback):  # type: ignore[misc]
         wish = self.model.stop_training or (self._lockstep is not None and self._lockstep.wishes_to_stop)
         self.model.stop_training = any(self._peers.gather(int(bool(wish))))
         now = time.perf_counter()
-        values = {name: _number(value) for name, value in (logs or {}).items() if name != "learning_rate"}
-        entry = {"epoch": float(epoch + 1), **values, "lr": self._rate}
-        entry["epoch"] = epoch + 1
+        logs = plain_logs(logs or {})
+        values = {name: np.asarray(value).tolist() for name, value in logs.items() if name != "learning_rate"}
+        entry = {"epoch": epoch + 1, **values, "lr": self._rate}
         share = self._done / self._steps
         entry["rows_per_s"] = self._rows * share / max(self._trained - self._started, 1e-9)
         entry["seconds"] = now - self._started

@@ -13,7 +13,13 @@ from keras import tree
 from sparktrain.errors import ParamError
 
 
-def check_compiled(model: keras.Model, compiled: Mapping[str, Any], backend: str, num_proc: int | None) -> None:
+def check_compiled(
+    model: keras.Model,
+    compiled: Mapping[str, Any],
+    backend: str,
+    num_proc: int | None,
+    custom_objects: Mapping[str, Any],
+) -> None:
     """What `Model.compile` is given must be there and fit the backend.
 
     Raises
@@ -26,6 +32,9 @@ def check_compiled(model: keras.Model, compiled: Mapping[str, Any], backend: str
     own_step = not _is_keras(type(model).train_step)
     if compiled.get("loss") is None and not own_step and not model.losses and _is_keras(type(model).compute_loss):
         raise ParamError("loss: give one, or a model that is compiled with one")
+    for name in metrics_of(compiled):
+        if isinstance(name, str) and not _is_metric(name, custom_objects):
+            raise ParamError(f"metrics: expected the name of one of keras.metrics, got {name!r}")
     if num_proc == 1:
         return
     if backend != "jax" and compiled.get("jit_compile") is True:
@@ -91,7 +100,7 @@ def _watches(callback: Any) -> bool:
 
 def _known(compiled: Mapping[str, Any]) -> list[str]:
     """Names of logs, where all can be told: one output, metrics that say their names."""
-    metrics = [*tree.flatten(compiled.get("metrics") or []), *tree.flatten(compiled.get("weighted_metrics") or [])]
+    metrics = metrics_of(compiled)
     loss = compiled.get("loss")
     if isinstance(loss, (list, tuple, Mapping)) or compiled.get("weighted_metrics"):
         return []
@@ -104,6 +113,22 @@ def _known(compiled: Mapping[str, Any]) -> list[str]:
         else:
             names.append(getattr(one, "__name__", type(one).__name__))
     return names
+
+
+def metrics_of(compiled: Mapping[str, Any]) -> list[Any]:
+    """All metrics that `Model.compile` is given, whichever output they are of."""
+    return [*tree.flatten(compiled.get("metrics") or []), *tree.flatten(compiled.get("weighted_metrics") or [])]
+
+
+def _is_metric(name: str, custom_objects: Mapping[str, Any]) -> bool:
+    if name.lower() in ("accuracy", "acc", "crossentropy", "ce"):  # Keras settles which by the shapes
+        return True
+    try:
+        with keras.saving.custom_object_scope(custom_objects):
+            keras.metrics.get(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_keras(function: Any) -> bool:

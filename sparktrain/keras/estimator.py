@@ -153,7 +153,7 @@ class KerasEstimator(
     def _payload(self, plan: ColumnPlan, schema: StructType) -> Payload:
         compiled = self._compiled()
         net, validation = self._value(self.model), self._value(self.validation)
-        check_compiled(net, compiled, self._backend(), self._value(self.numProc))
+        check_compiled(net, compiled, self._backend(), self._value(self.numProc), self._value(self.customObjects))
         check_backend(self._backend(), self._value(self.backend), self._value(self.gradientCompression))
         callbacks = self._value(self.callbacks)
         check_callbacks(callbacks, compiled, validates=validation is not None)
@@ -169,6 +169,7 @@ class KerasEstimator(
             output_names=self._label_columns()[1],
             folder=self._folder(),
             gradient_compression=self._value(self.gradientCompression),
+            dtype_policy=keras.dtype_policies.serialize(keras.config.dtype_policy()),
         )
         objects = TrainObjects(
             model=net,

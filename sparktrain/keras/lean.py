@@ -81,3 +81,23 @@ def lean(*, hidden: Collection[str], later: Collection[str] = ("matplotlib", "pa
         for module in finder.given:
             module.blocked = False
             sys.modules.pop(module.__name__, None)
+
+
+@contextlib.contextmanager
+def without_tensorflow() -> Iterator[None]:
+    """In this block Keras takes TensorFlow for absent, unless it is loaded.
+
+    It would import it on every backend, which takes 2 s, to seed it too, and to ask whether what it writes down is
+    TensorFlow's.
+    """
+    from keras.src.utils import module_utils
+
+    module = module_utils.tensorflow
+    if "tensorflow" in sys.modules or not hasattr(module, "_available"):
+        yield
+        return
+    before, module._available = module._available, False
+    try:
+        yield
+    finally:
+        module._available = before

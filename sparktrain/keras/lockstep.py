@@ -243,8 +243,7 @@ class Lockstep:
                     start += value.size
                     mean = getattr(variable, "aggregation", "sum") == "mean"
                     variable.assign((joint / self._peers.world_size if mean else joint).astype(value.dtype))
-            # as numbers: a metric may give its very variable
-            found = {name: float(keras.ops.convert_to_numpy(value)) for name, value in results(logs).items()}
+            found = plain_logs(results(logs))  # as numbers: a metric may give its very variable
             for variable, value in zip(variables, own, strict=True):
                 variable.assign(value)
             return found if self._is_metrics(found) else self._mean_logs(found)
@@ -257,9 +256,24 @@ class Lockstep:
     def _mean_logs(self, logs: Any) -> Any:
         """Values that a custom step gives for its last batch: their mean over the ranks, weighted by its rows."""
         names, rows = sorted(logs), self._last_rows[self.phase]
-        values = [logs[name] if rows else 0.0 for name in names]
-        count, *sums = self._peers.sum(np.array([1.0, *values], np.float64) * rows)
-        return {name: value / count for name, value in zip(names, sums, strict=True)}
+        values = [logs[name] if rows else np.zeros_like(logs[name]) for name in names]
+        shapes = [np.shape(value) for value in values]
+        flat = np.concatenate([np.ones(1), *(np.reshape(value, -1) for value in values)]).astype(np.float64)
+        count, *sums = np.split(self._peers.sum(flat * rows), np.cumsum([1, *(math.prod(one) for one in shapes)])[:-1])
+        means = [one.reshape(shape) / count[0] for one, shape in zip(sums, shapes, strict=True)]
+        return {name: float(one) if one.ndim == 0 else one for name, one in zip(names, means, strict=True)}
+
+
+def plain_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Logs as Keras gives them to callbacks: numbers, arrays of metrics that have one value a class, nothing nested."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found |= plain_logs(value)
+        else:
+            array = np.array(keras.ops.convert_to_numpy(value))
+            found[name] = float(array.item()) if array.size == 1 else array
+    return found
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -16,7 +16,10 @@ from sparktrain.store.params import HasStore
 
 def _optimizer(value: Any) -> Any:
     if isinstance(value, str):
-        return keras.optimizers.get(value)
+        try:
+            return keras.optimizers.get(value)
+        except ValueError:
+            raise ValueError("the name of one of keras.optimizers, such as 'adam', or an instance") from None
     if not isinstance(value, keras.optimizers.Optimizer):
         raise ValueError("a keras.optimizers.Optimizer, or the name of one")
     return value

@@ -14,6 +14,8 @@ from typing import Any
 
 import keras
 
+from sparktrain.keras.lean import without_tensorflow
+
 CustomObjects = Mapping[str, Any]
 Config = dict[str, Any]
 
@@ -146,7 +148,8 @@ class _Weight:
 
 def serialized(value: Any) -> Config:
     """The config of a Keras object, such that every backend and the classes in it can take it."""
-    config: Config = _portable(keras.saving.serialize_keras_object(value), custom_objects_of(value))
+    with without_tensorflow():
+        config: Config = _portable(keras.saving.serialize_keras_object(value), custom_objects_of(value))
     return config
 
 
@@ -186,6 +189,8 @@ def model_of(skeleton: Skeleton, *, safe_mode: bool) -> keras.Layer:
     if skeleton.build_config and not made.built:
         made.build_from_config(skeleton.build_config)
         made.built = True  # as `keras.saving` does: a model that was built by a call does not say so
+    if isinstance(made, keras.Model):  # few configs say it; `compile` scales losses by it
+        made.dtype_policy = keras.dtype_policies.deserialize(skeleton.dtype)
     for layer, trainable in zip(made._flatten_layers(), skeleton.trainable, strict=True):
         if layer.trainable != trainable:
             layer.trainable = trainable

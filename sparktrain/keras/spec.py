@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Backend = Literal["tensorflow", "jax", "torch"]
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -37,6 +37,8 @@ class TrainSpec:
         URL of the directory from which callbacks' relative paths go.
     gradient_compression : str or None
         ``"fp16"``: in which precision gradients travel.
+    dtype_policy : dict or str
+        Keras's global policy on the driver, as Keras serialises it.
     """
 
     batch_size: int
@@ -50,3 +52,4 @@ class TrainSpec:
     output_names: tuple[str, ...] | None
     folder: str = ""
     gradient_compression: Literal["fp16"] | None = None
+    dtype_policy: Any = None

@@ -20,6 +20,7 @@ from sparktrain.keras.callbacks import First, Last, of_rank
 from sparktrain.keras.feed import Batches, Columns, row_weights
 from sparktrain.keras.join import join
 from sparktrain.keras.layout import Layout, set_distribution
+from sparktrain.keras.lean import without_tensorflow
 from sparktrain.keras.lockstep import Lockstep, Tensors, optimizers_of
 from sparktrain.keras.losses import Rows, global_losses, metrics_by_row
 from sparktrain.keras.overrides import Overrides
@@ -61,7 +62,9 @@ def train(context: WorkerContext) -> dict[str, Any]:
     job = context.job
     spec: TrainSpec = context.payload["spec"]
     shard = open_shard(job.tensors, job.tensor_fds, job.rows)
-    keras.utils.set_random_seed(spec.seed)
+    with without_tensorflow():
+        keras.utils.set_random_seed(spec.seed)
+    keras.config.set_dtype_policy(keras.dtype_policies.deserialize(spec.dtype_policy))
     with join(context.gang, job.listen_fd, job.backend) as (peers, tensors):
         layout = None
         if tensors is None:  # before the model is made
@@ -205,7 +208,7 @@ class Trainer:
             keras.Model.compile(self._model, **joint)
             self._model._compile_config, self._model.loss = kept, loss  # what a checkpoint is saved with
 
-    def fit(self) -> list[dict[str, float]]:
+    def fit(self) -> list[dict[str, Any]]:
         """Train all epochs, or until a callback stops.
 
         Returns

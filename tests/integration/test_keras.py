@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -340,3 +341,96 @@ def test_errors_name_what_is_wrong(df: DataFrame) -> None:
         KerasEstimator(model=regressor(), jit_compile=True, **given).fit(df)
     with pytest.raises(ParamError, match="keras_backend"):
         KerasEstimator(model=regressor(), keras_backend="theano", **given)
+
+
+class Watch(keras.callbacks.Callback):
+    """Writes down what it finds in the worker."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_train_end(self, logs: object = None) -> None:
+        import sys
+
+        found = {
+            "optimizer": type(self.model.optimizer).__name__,
+            "imported": sorted({"jax", "sklearn", "tensorflow", "torch"} & set(sys.modules)),
+        }
+        Path(self.path).write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixed_precision_and_metrics_of_several_values(spark: SparkSession, tmp_path: Path, backend: str) -> None:
+    """The driver's policy reaches the workers, which scale the loss; they import one framework; history has lists."""
+    df = spark.range(60).select(
+        F.array(F.col("id").cast("float") / 60, F.lit(1.0).cast("float")).alias("x"),
+        F.array(*((F.col("id") % 3 == kind).cast("float") for kind in range(3))).alias("y"),
+    )
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        net = keras.Sequential(
+            [keras.layers.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(3, "softmax", dtype="float32")]
+        )
+        model = KerasEstimator(
+            model=net,
+            optimizer="sgd",
+            loss="categorical_crossentropy",
+            metrics=[keras.metrics.F1Score(name="f1")],
+            feature_cols=["x"],
+            label_cols=["y"],
+            validation=0.2,
+            num_proc=2,
+            keras_backend=backend,
+            callbacks=[Watch(str(tmp_path / "found"))],
+            verbose=0,
+        ).fit(df)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    found = json.loads((tmp_path / "found").read_text())
+    assert found["optimizer"] == "LossScaleOptimizer"
+    assert found["imported"] == [backend]
+    for name in ("f1", "val_f1"):
+        assert len(model.history[0][name]) == 3
+    assert isinstance(model.getModel().optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+class Guided(keras.Model):
+    """With a train_step as Keras's guide for PyTorch has it: its logs hold those of the compiled metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = layers.Dense(1)
+
+    def call(self, rows: Any) -> Any:
+        return self.line(rows)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        import torch
+
+        x, y = data
+        self.zero_grad()
+        predicted = self(x, training=True)
+        loss = self.compute_loss(y=y, y_pred=predicted)
+        loss.backward()
+        trained = list(self.trainable_weights)
+        with torch.no_grad():
+            self.optimizer.apply([one.value.grad for one in trained], trained)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=len(x))
+            else:
+                metric.update_state(y, predicted)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_a_train_step_as_in_keras_s_guide(df: DataFrame) -> None:
+    given: dict[str, Any] = {"label_cols": ["y"], "keras_backend": "torch", "epochs": 2, "shuffle": False, **COMMON}
+    net = Guided()
+    net(np.zeros((1, 4), np.float32))
+    net.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    alone = KerasEstimator(model=net, **{**given, "num_proc": 1, "batch_size": 400}).fit(df)
+    together = KerasEstimator(model=net, **{**given, "batch_size": 200}).fit(df)
+    for epoch in range(2):
+        for name in ("loss", "mae"):
+            assert together.history[epoch][name] == pytest.approx(alone.history[epoch][name], rel=1e-4)

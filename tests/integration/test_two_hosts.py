@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.integration.two_hosts import DRIVER, cluster, hosts
+from tests.integration.two_hosts import DRIVER, MASTER_PORT, PORTS, WORKERS, cluster, hosts, ports_in_use
 
+SESSION_S = 240.0
 ROOT = Path(__file__).resolve().parents[2]
 CAN_MAKE_HOSTS = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ip") is not None
 
@@ -23,6 +26,17 @@ CAN_MAKE_HOSTS = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("
 def test_two_ranks_on_two_hosts_train_as_one(tmp_path: Path) -> None:
     with hosts(), cluster(tmp_path) as master:
         command = [sys.executable, "-m", "tests.integration.two_hosts_session", master, DRIVER]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "two hosts: all passed" in done.stdout
+        with (
+            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as session,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            output = pool.submit(session.communicate, timeout=SESSION_S)
+            used: set[int] = set()
+            while not output.done():
+                used |= {port for number in range(len(WORKERS)) for port in ports_in_use(number)}
+                time.sleep(0.2)
+            stdout, stderr = output.result()
+    assert session.returncode == 0, stderr[-4000:]
+    assert "two hosts: all passed" in stdout
+    assert used, "no connection was seen"
+    assert used <= {MASTER_PORT, *PORTS}, "executors connect to ports of the driver that are not Spark's own"

@@ -18,6 +18,9 @@ import pyspark
 BRIDGE, SUBNET = "sparktrain0", "10.87.3"
 DRIVER = f"{SUBNET}.1"
 WORKERS = (f"{SUBNET}.11", f"{SUBNET}.12")
+PORTS = (7178, 7179)
+"""Of the driver, beside the master's."""
+MASTER_PORT = 7177
 START_S = 60.0
 
 
@@ -47,6 +50,13 @@ def hosts() -> Iterator[None]:
         subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, timeout=20)
 
 
+def ports_in_use(number: int) -> set[int]:
+    """Ports of the driver's host to which a worker's host has connections now."""
+    command = ["ip", "netns", "exec", f"sparktrain-{number}", "ss", "-Htn", "dst", DRIVER]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return {int(line.split()[4].rpartition(":")[2]) for line in listed.splitlines()}
+
+
 @contextlib.contextmanager
 def cluster(directory: Path) -> Iterator[str]:
     """A master on the driver's host and one worker of one core on each of the others; yields its URL."""
@@ -60,10 +70,10 @@ def cluster(directory: Path) -> Iterator[str]:
         "SPARK_LOCAL_DIRS": str(directory),
     }
     launch = f"{home}/bin/spark-class"
-    url = f"spark://{DRIVER}:7177"
+    url = f"spark://{DRIVER}:{MASTER_PORT}"
     processes = []
     try:
-        master = [launch, "org.apache.spark.deploy.master.Master", "--host", DRIVER, "--port", "7177"]
+        master = [launch, "org.apache.spark.deploy.master.Master", "--host", DRIVER, "--port", str(MASTER_PORT)]
         processes.append(_start(master, env, directory / "master.log"))
         for number, address in enumerate(WORKERS):
             worker = ["org.apache.spark.deploy.worker.Worker", "--host", address, "--cores", "1", "--memory", "1g", url]

@@ -3,23 +3,72 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparktrain import backends
+from sparktrain import backends, current_gang, run
 from sparktrain.torch import TorchEstimator
 from sparktrain.xgboost import XGBoostRegressor
 from tests.integration.nets import Line
+from tests.integration.two_hosts import PORTS, WORKERS
 
 
 def boost(df: DataFrame) -> None:
     """XGBoost's tracker and its own connections between the hosts."""
-    model = XGBoostRegressor(features_col=["x"], label_col="y", num_workers=2, n_estimators=5).fit(df)
+    model = XGBoostRegressor(features_col=["x"], label_col="y", num_workers=2, n_estimators=5, verbose=0).fit(df)
     assert len(model.history) == 5
     assert model.transform(df).count() == 1000
+
+
+def native_sum(size: int) -> float:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    values = torch.full((size,), float(dist.get_rank() + 1))
+    dist.all_reduce(values)
+    return float(values.mean())
+
+
+def mpi_sum(size: int) -> float:
+    import numpy as np
+    from mpi4py import MPI
+
+    values = np.full(size, MPI.COMM_WORLD.Get_rank() + 1, np.float32)
+    found = np.empty_like(values)
+    MPI.COMM_WORLD.Allreduce(values, found)
+    assert MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == 1, "MPI takes the two hosts for one"
+    return float(found.mean())
+
+
+SIZE = 5_000_000
+SUMS = {"native": native_sum, "mpi": mpi_sum}
+
+
+def traffic() -> int:
+    """Bytes that the executors' hosts have sent, as their ends of the bridge count them."""
+    names = [f"st-v{number}" for number in range(len(WORKERS))]
+    return min(int(Path(f"/sys/class/net/{name}/statistics/rx_bytes").read_text()) for name in names)
+
+
+def talk(backend: str, function: Callable[[int], float]) -> None:
+    """The ranks are on two hosts, and what they add up passes between those."""
+
+    def work() -> tuple[float, tuple[str, ...], int]:
+        gang = current_gang()
+        return function(SIZE), gang.hosts, gang.local_rank
+
+    before = traffic()
+    found = run(work, num_proc=2, backend=backend, verbose=0)
+    assert [value for value, _, _ in found] == [1.5 * 2] * 2, found
+    assert all(sorted(hosts) == sorted(WORKERS) and local == 0 for _, hosts, local in found), found
+    sent = traffic() - before
+    assert sent >= 4 * SIZE, f"{backend}: {sent:,} bytes"
+    print(f"{backend}: each host sent at least {sent:,} bytes")
 
 
 def main(master: str, driver: str) -> None:
@@ -28,6 +77,8 @@ def main(master: str, driver: str) -> None:
         .config("spark.driver.host", driver)
         .config("spark.ui.enabled", "false")
         .config("spark.executor.memory", "512m")
+        .config("spark.driver.port", str(PORTS[0]))
+        .config("spark.driver.blockManager.port", str(PORTS[1]))
         .getOrCreate()
     )
     x = (F.col("id") / 500 - 1).cast("float").alias("x")
@@ -35,6 +86,8 @@ def main(master: str, driver: str) -> None:
     for backend in ("native", *(("horovod",) if backends.load("horovod").missing() is None else ())):
         train(df, backend)
     boost(df)
+    for backend, function in SUMS.items():
+        talk(backend, function)
     spark.stop()
     print("two hosts: all passed")
 
@@ -53,6 +106,7 @@ def train(df: DataFrame, backend: str) -> None:
         batch_size=600,
         epochs=3,
         launch_timeout_s=60,
+        verbose=0,
     ).fit(df)
     rows = df.collect()
     features, labels = (torch.tensor([[row[name]] for row in rows]) for name in ("x", "y"))
