@@ -1,5 +1,5 @@
 # Short names; the work is done in scripts/.
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full lint horovod clean
 
 demo:
 	scripts/demo
@@ -12,6 +12,10 @@ test-full:
 
 lint:
 	scripts/test --lint
+
+# Builds Horovod for backend="horovod" and installs it into .venv; minutes the first time.
+horovod:
+	scripts/horovod
 
 # Removes what the commands wrote, but not .venv: that one takes minutes to make again.
 clean:

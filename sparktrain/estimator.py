@@ -35,7 +35,13 @@ class HasGang(KeywordParams):
         None,
         aliases=("num_workers",),
     )
-    backend = GangParam("backend", "How the ranks communicate: 'native'.", params.one_of(*backends.AVAILABLE), "native")
+    backend = GangParam(
+        "backend",
+        "How the ranks communicate: 'native' (what each framework brings); 'horovod', or 'mpi' (Horovod over MPI), for "
+        "PyTorch, and Keras on TensorFlow or PyTorch.",
+        params.one_of(*backends.AVAILABLE),
+        "native",
+    )
     partitioned = GangParam(
         "partitioned",
         "True: the DataFrame's partitions are the shards as they are; there must be num_proc of them. "
@@ -63,6 +69,12 @@ class HasGang(KeywordParams):
         1800.0,
     )
     verbose = GangParam("verbose", "0: silent. 1: a progress bar on the driver's terminal.", params.verbosity, 1)
+
+    def _check_backend(self, spark: SparkSession) -> None:
+        """What the backend needs must be there, as far as the driver can tell."""
+        missing = backends.load(self._value(self.backend)).missing()
+        if missing is not None and session.executors_run_this_python(spark):
+            raise ParamError(missing)
 
     def _num_proc(self, spark: SparkSession) -> int:
         given = self._value(self.numProc)
@@ -97,6 +109,14 @@ class HasTraining(KeywordParams):
         "row, once a fit, as well. False: the DataFrame's own order. True means 'local'.",
         params.shuffle,
         "local",
+    )
+    gradientCompression = GangParam(
+        "gradient_compression",
+        "'fp16': gradients travel in half precision, half the bytes; weights and optimizers keep theirs. Horovod's "
+        "Compression.fp16 means the same. None: as they are.",
+        params.gradient_compression,
+        None,
+        aliases=("compression",),
     )
 
 
@@ -154,6 +174,7 @@ class GangEstimator(Estimator[M], HasGang, Generic[M]):
         schema = dataset.schema
         plan = self._plan(schema)
         payload = self._payload(plan, schema)
+        self._check_backend(spark)
         num_proc = self._num_proc(spark)
         result_bytes = payload.result_bytes
         at_most = max(result_bytes, payload.result_bytes_at_most)

@@ -297,6 +297,16 @@ def one_of(*choices: str) -> Convert:
     return convert
 
 
+def gradient_compression(value: Any) -> str | None:
+    """ "fp16", or None; also as Horovod's compressors, which are classes."""
+    name = getattr(value, "__name__", value)
+    if name in ("none", "NoneCompressor"):
+        return None
+    if name in ("fp16", "FP16Compressor"):
+        return "fp16"
+    raise ValueError("'fp16', or None")
+
+
 def column_names(value: Any) -> list[str]:
     if isinstance(value, str):
         value = [value]

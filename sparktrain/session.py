@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +48,13 @@ def setting(spark: SparkSession, key: str) -> str | None:
     except Exception:  # Connect servers may refuse to read a key
         return None
     return str(value) if value is not None else None
+
+
+def executors_run_this_python(spark: SparkSession) -> bool:
+    """Whether tasks are known to run the interpreter of this process: what is missing here is missing there."""
+    if is_connect(spark) or not (setting(spark, "spark.master") or "").startswith("local"):
+        return False
+    return shutil.which(spark.sparkContext.pythonExec) == sys.executable
 
 
 def driver_host(spark: SparkSession) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import sys
 
 WORKER_SIDE = (
     "sparktrain.backends",
+    "sparktrain.backends.horovod",
     "sparktrain.backends.native",
     "sparktrain.backends.jax_cluster",
     "sparktrain.current",
@@ -78,8 +79,9 @@ def test_what_predicts_with_keras_imports_it_late() -> None:
 
 def test_a_worker_imports_no_framework_before_its_trainer() -> None:
     loaded = run_python(
-        "import sys, sparktrain.gang.worker, sparktrain.gang.failure, sparktrain.backends.native",
-        "print(sorted({'torch', 'pyspark', 'pyarrow'} & set(sys.modules)))",
+        "import sys, sparktrain.gang.worker, sparktrain.gang.failure",
+        "import sparktrain.backends.native, sparktrain.backends.horovod",
+        "print(sorted({'horovod', 'torch', 'pyspark', 'pyarrow'} & set(sys.modules)))",
     )
     assert loaded == "[]"
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sparktrain.backends.companion import Companion
 from sparktrain.errors import ParamError
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
 
-AVAILABLE = ("native", "mpi")
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets  # with it comes pyarrow, which the worker leaves to its trainer
+
+AVAILABLE = ("native", "horovod", "mpi")
 
 
 class Backend(Protocol):
     """The seam each backend fills."""
+
+    def missing(self) -> str | None:
+        """What this Python lacks for it, and how to get it; None: nothing."""
 
     def companion(self, address: str, log: Callable[[str], None], environment: Mapping[str, str]) -> Companion:
         """What runs beside a worker in its task.

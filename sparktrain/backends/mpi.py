@@ -12,12 +12,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from sparktrain.backends import native
 from sparktrain.backends.companion import Companion
 from sparktrain.errors import GangError
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
+
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets  # with it comes pyarrow, which the worker leaves to its trainer
 
 INSTALL = "install Open MPI (on Debian and Ubuntu `apt-get install openmpi-bin`) on every executor"
 
@@ -49,8 +52,11 @@ class MpiBackend:
 
     def environment(self, gang: Gang, peers: Sockets) -> dict[str, str]:
         """What frameworks read, and that Horovod is to use MPI."""
-        own = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-        return {**native.BACKEND.environment(gang, peers), **own}
+        return {**native.BACKEND.environment(gang, peers), **self.horovod(gang, peers)}
+
+    def horovod(self, gang: Gang, peers: Sockets) -> dict[str, str]:
+        """What `horovod.torch.init()` reads."""
+        return {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 
     def leave(self) -> None:
         """End this rank's part of MPI, where it has taken one: `mpirun` takes a rank that only goes for a failure."""

@@ -6,14 +6,17 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import psutil
 
 from sparktrain.backends import jax_cluster
 from sparktrain.backends.companion import Alone, Companion
 from sparktrain.gang import announce
-from sparktrain.gang.sockets import Sockets
 from sparktrain.gang.spec import Gang
+
+if TYPE_CHECKING:
+    from sparktrain.gang.sockets import Sockets  # with it comes pyarrow, which the worker leaves to its trainer
 
 
 def environment(gang: Gang, port: int) -> dict[str, str]:
@@ -52,6 +55,10 @@ def interface_of(addresses: set[str]) -> str | None:
 
 
 class NativeBackend:
+    def missing(self) -> str | None:
+        """Nothing: each framework brings its own."""
+        return None
+
     def companion(self, address: str, log: Callable[[str], None], environment: Mapping[str, str]) -> Companion:
         return Alone()
 

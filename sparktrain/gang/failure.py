@@ -28,6 +28,7 @@ _PEER_SIGNS = (
     "recvValue failed",
     "NCCL communicator was aborted",
     "remote process exited",
+    "Horovod has been shut down",
 )
 
 

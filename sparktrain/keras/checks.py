@@ -46,6 +46,28 @@ def check_compiled(
         raise ParamError("steps_per_execution: Keras takes 1 on its PyTorch backend")
 
 
+def check_backend(framework: str, backend: str, compression: str | None) -> None:
+    """The gang's backend must be one that Keras's can use.
+
+    Raises
+    ------
+    ParamError
+        For what JAX, whose ranks run one program over its own collectives, can't do.
+    """
+    if framework != "jax":
+        return
+    if backend != "native":
+        raise ParamError(
+            f"backend={backend!r}: not with Keras on JAX, whose ranks meet by JAX itself; use backend='native', or "
+            "keras_backend='tensorflow' or 'torch'"
+        )
+    if compression is not None:
+        raise ParamError(
+            f"gradient_compression={compression!r}: not with Keras on JAX, which exchanges gradients inside its "
+            "compiled program; use keras_backend='tensorflow' or 'torch'"
+        )
+
+
 def check_callbacks(callbacks: list[Any], compiled: Mapping[str, Any], *, validates: bool) -> None:
     """What callbacks watch must be there, as far as that can be known before training.
 

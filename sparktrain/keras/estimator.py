@@ -17,7 +17,7 @@ from sparktrain.errors import ParamError
 from sparktrain.estimator import GangEstimator, HasTraining, Payload
 from sparktrain.gang.launch import GangOutcome
 from sparktrain.keras import archive, files
-from sparktrain.keras.checks import check_callbacks, check_compiled
+from sparktrain.keras.checks import check_backend, check_callbacks, check_compiled
 from sparktrain.keras.held import KerasValue
 from sparktrain.keras.inputs import check_inputs, join_scalars, shaped
 from sparktrain.keras.model import HasKerasOutputs, KerasModel, keras_model
@@ -54,6 +54,10 @@ class KerasEstimator(
 
     weights_file = ""
     _holder = KerasValue
+    _refused = {  # noqa: RUF012
+        "backward_passes_per_step": "Keras's optimizers do that, on every backend: give the optimizer "
+        "gradient_accumulation_steps=",
+    }
     _admits = staticmethod(files.admits)
 
     model = GangParam("model", "The keras.Model to train; it is copied, not changed.", keras_model, by_value=True)
@@ -150,6 +154,7 @@ class KerasEstimator(
         compiled = self._compiled()
         net, validation = self._value(self.model), self._value(self.validation)
         check_compiled(net, compiled, self._backend(), self._value(self.numProc), self._value(self.customObjects))
+        check_backend(self._backend(), self._value(self.backend), self._value(self.gradientCompression))
         callbacks = self._value(self.callbacks)
         check_callbacks(callbacks, compiled, validates=validation is not None)
         spec = TrainSpec(
@@ -163,6 +168,7 @@ class KerasEstimator(
             sync_batchnorm=self._value(self.syncBatchnorm),
             output_names=self._label_columns()[1],
             folder=self._folder(),
+            gradient_compression=self._value(self.gradientCompression),
             dtype_policy=keras.dtype_policies.serialize(keras.config.dtype_policy()),
         )
         objects = TrainObjects(

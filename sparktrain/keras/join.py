@@ -17,8 +17,16 @@ from sparktrain.keras.peers import JaxPeers, Peers, SocketPeers, TorchPeers
 
 
 @contextlib.contextmanager
-def join(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors | None]]:
+def join(gang: Gang, listen_fd: int | None, backend: str = "native") -> Iterator[tuple[Peers, Tensors | None]]:
     """Be one rank of the gang; leave the block together with all others.
+
+    Parameters
+    ----------
+    gang : Gang
+    listen_fd : int or None
+        On rank 0 the socket that its task listens on.
+    backend : str
+        The gang's.
 
     Yields
     ------
@@ -26,49 +34,54 @@ def join(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors | N
     tensors : Tensors or None
         None on JAX, whose ranks run one program.
     """
-    backend = keras.backend.backend()
-    if backend == "jax":
+    framework = keras.backend.backend()
+    if framework == "jax":
         with _jax(gang, listen_fd) as jax_peers:
             yield jax_peers, None
         return
-    if backend == "torch":
-        with _torch(gang, listen_fd) as found:
+    if framework == "torch":
+        with _torch(gang, listen_fd, backend) as found:
             yield found
         return
-    with _tensorflow(gang, listen_fd) as found:
+    with _tensorflow(gang, listen_fd, backend) as found:
         yield found
 
 
 @contextlib.contextmanager
-def _torch(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors]]:
+def _torch(gang: Gang, listen_fd: int | None, backend: str) -> Iterator[tuple[Peers, Tensors]]:
     import torch
 
     from sparktrain.keras.tensors_torch import TorchTensors
     from sparktrain.torch import collective
 
     hides = torch.cuda.is_available() and gang.device != "cuda"  # GPUs that Spark does not schedule
-    with collective.join(gang, listen_fd) as ranks, keras.device("cpu") if hides else contextlib.nullcontext():
+    joined = collective.joining(backend)(gang, listen_fd)
+    with joined as ranks, keras.device("cpu") if hides else contextlib.nullcontext():
         yield TorchPeers(ranks), TorchTensors(ranks)
 
 
 @contextlib.contextmanager
-def _tensorflow(gang: Gang, listen_fd: int | None) -> Iterator[tuple[Peers, Tensors]]:
-    """Without a GPU the ranks need nothing of PyTorch, whose import would take seconds."""
+def _tensorflow(gang: Gang, listen_fd: int | None, backend: str) -> Iterator[tuple[Peers, Tensors]]:
+    """On the native backend, without a GPU, the ranks need nothing of PyTorch, whose import would take seconds."""
     from sparktrain.keras.tensors_tensorflow import HostTensors, limit
 
     limit(on_gpu=gang.device == "cuda")
-    if gang.device == "cuda":
-        from sparktrain.keras.tensors_nccl import DeviceTensors
+    if gang.device == "cuda" or backend != "native":
         from sparktrain.torch import collective
 
-        with collective.join(gang, listen_fd) as ranks:
+        with collective.joining(backend)(gang, listen_fd) as ranks:
             peers = TorchPeers(ranks)
             os.environ["TF_CONFIG"] = tf_config(gang, peers.gather(announce.free_port(gang.hosts[gang.rank])))
-            yield peers, DeviceTensors(ranks)
+            if gang.device == "cuda":
+                from sparktrain.keras.tensors_nccl import DeviceTensors
+
+                yield peers, DeviceTensors(ranks)
+            else:
+                yield peers, HostTensors(peers.sum)
         return
     with sockets.join(gang, listen_fd) as own:
         os.environ["TF_CONFIG"] = tf_config(gang, own.gather(announce.free_port(gang.hosts[gang.rank])))
-        yield SocketPeers(own), HostTensors(own)
+        yield SocketPeers(own), HostTensors(own.sum)
 
 
 @contextlib.contextmanager

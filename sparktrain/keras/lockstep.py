@@ -27,7 +27,7 @@ class Tensors(Protocol):
     """What differs between the two backends."""
 
     def sum(self, vector: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> Any:
-        """The sum of a float32 vector over all ranks, without gradient.
+        """The sum of a vector of floats over all ranks, without gradient.
 
         `before` and `after` see its values, and may set some, when it is computed.
         """
@@ -79,6 +79,8 @@ class Lockstep:
         Whether this rank has no rows in some step.
     last_rows : mapping of str to int
         How many it has in the last step of an epoch (``"train"``) and of an evaluation (``"test"``).
+    compresses : bool
+        Whether gradients travel as float16.
 
     Attributes
     ----------
@@ -99,9 +101,10 @@ class Lockstep:
         *,
         idles: bool,
         last_rows: Mapping[Phase, int],
+        compresses: bool = False,
     ) -> None:
         self._model, self._peers, self._tensors, self._rows, self.idles = model, peers, tensors, rows, idles
-        self._last_rows = last_rows
+        self._last_rows, self._compresses = last_rows, compresses
         self._records: dict[Phase, list[_Sum | _Apply]] = {"train": [], "test": []}
         self._record: list[_Sum | _Apply] | None = None
         self._logs: dict[Phase, Any] = {}
@@ -202,8 +205,14 @@ class Lockstep:
         present = [self._tensors.dense(one) for one in grads if one is not None]
         rows = ops.reshape(self._rows.count, (1,))
         parts = [ops.reshape(ops.cast(one, "float32"), (-1,)) * rows for one in present]
-        total = self._tensors.sum(ops.concatenate([*parts, rows, ops.zeros((1,))]), self._tell, self._hear)
-        count = total[-2]
+        own = [rows, ops.zeros((1,))]
+        if self._compresses:  # not the rows; and divided first, for float16 ends at 65,504
+            count = self._tensors.sum(ops.concatenate(own), self._tell, self._hear)[-2]
+            shares = ops.cast(ops.concatenate([*parts, ops.zeros((1,))]) / count, "float16")
+            total, count = ops.cast(self._tensors.sum(shares, _nothing, _nothing), "float32"), 1
+        else:
+            total = self._tensors.sum(ops.concatenate([*parts, *own]), self._tell, self._hear)
+            count = total[-2]
         joined, start = [], 0
         shapes = [tuple(variable.shape) for variable, one in zip(variables, grads, strict=True) if one is not None]
         for one, shape in zip(present, shapes, strict=True):

@@ -35,6 +35,8 @@ class TrainSpec:
         The model's output of each label; None: by position.
     folder : str
         URL of the directory from which callbacks' relative paths go.
+    gradient_compression : str or None
+        ``"fp16"``: in which precision gradients travel.
     dtype_policy : dict or str
         Keras's global policy on the driver, as Keras serialises it.
     """
@@ -49,4 +51,5 @@ class TrainSpec:
     sync_batchnorm: bool
     output_names: tuple[str, ...] | None
     folder: str = ""
+    gradient_compression: Literal["fp16"] | None = None
     dtype_policy: Any = None

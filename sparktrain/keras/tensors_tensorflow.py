@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from sparktrain.gang.sockets import Sockets
+Array = np.ndarray[Any, Any]
 
 
 class TensorFlowTensors:
@@ -41,16 +41,22 @@ class TensorFlowTensors:
 
 
 class HostTensors(TensorFlowTensors):
-    """Gradients in memory pass `tf.numpy_function` to the ranks' sockets."""
+    """Gradients in memory pass `tf.numpy_function` to the other ranks.
 
-    def __init__(self, sockets: Sockets) -> None:
-        self._sockets = sockets
+    Parameters
+    ----------
+    add_up : callable
+        Gives the sum of an array over all ranks; it may change the array.
+    """
+
+    def __init__(self, add_up: Callable[[Array], Array]) -> None:
+        self._add_up = add_up
 
     def sum(self, vector: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> Any:
-        def exchanged(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        def exchanged(values: Array) -> Array:
             own = np.array(values)
             before(own)
-            self._sockets.sum(own)
+            own = self._add_up(own)
             after(own)
             return own
 

@@ -65,7 +65,7 @@ def train(context: WorkerContext) -> dict[str, Any]:
     with without_tensorflow():
         keras.utils.set_random_seed(spec.seed)
     keras.config.set_dtype_policy(keras.dtype_policies.deserialize(spec.dtype_policy))
-    with join(context.gang, job.listen_fd) as (peers, tensors):
+    with join(context.gang, job.listen_fd, job.backend) as (peers, tensors):
         layout = None
         if tensors is None:  # before the model is made
             distribute = context.payload["distribution"]
@@ -304,6 +304,7 @@ class Trainer:
             self._rows,
             idles=last == 0 or (split.validates and val_last == 0),
             last_rows={"train": last, "test": val_last},
+            compresses=spec.gradient_compression == "fp16",
         )
         if spec.sync_batchnorm:
             for layer in batchnorms_of(self._model):

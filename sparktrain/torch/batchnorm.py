@@ -1,8 +1,8 @@
 """Synchronised BatchNorm: every rank normalises by the moments of the global batch.
 
-On GPUs it is torch's own `SyncBatchNorm`. That one refuses CPU tensors; there the moments are added up
-by a differentiable all-reduce, in two passes (mean, then squared distances from it) so that nothing
-cancels.
+On GPUs it is torch's own `SyncBatchNorm`. That one refuses CPU tensors, and knows torch's process groups alone;
+elsewhere the moments are added up by a differentiable all-reduce, in two passes (mean, then squared distances from it)
+so that nothing cancels.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparktrain.torch.collective import Collective
+from sparktrain.torch.collective import Collective, TorchDistributed
 
 
 def synchronise(model: nn.Module, collective: Collective, device: torch.device) -> nn.Module:
     """`model` with its BatchNorm layers synchronised; parameters and buffers stay the same objects."""
     if collective.world_size == 1:
         return model
-    if device.type == "cuda":
+    if device.type == "cuda" and isinstance(collective, TorchDistributed):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from sparktrain import backends
 from sparktrain.gang.spec import Gang
 from sparktrain.gang.star import MOST_BYTES, Star, connect
 
@@ -135,6 +138,19 @@ class TorchDistributed:
 
     def channel(self) -> Collective:
         return TorchDistributed(dist.new_group(), self._connect)
+
+
+Join = Callable[[Gang, int | None], AbstractContextManager[Collective]]
+
+
+def joining(backend: str) -> Join:
+    """How a rank joins its peers on that backend: takes the gang and, on rank 0, its task's listening socket."""
+    if backend == "native":
+        return join
+    from sparktrain.torch import horovod
+
+    found: Any = backends.load(backend)
+    return functools.partial(horovod.join, backend=found)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

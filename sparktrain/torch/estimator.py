@@ -114,6 +114,7 @@ class TorchEstimator(
             sync_batchnorm=self._value(self.syncBatchnorm),
             mixed_precision=self._value(self.mixedPrecision),
             find_unused_parameters=self._value(self.findUnusedParameters),
+            gradient_compression=self._value(self.gradientCompression),
         )
         objects = TrainObjects(
             model=self._value(self.model),

@@ -142,6 +142,7 @@ class HasTorchTraining(KeywordParams):
         "in the memory of one batch.",
         params.integer(1),
         1,
+        aliases=("backward_passes_per_step",),
     )
     maxGradNorm = GangParam(
         "max_grad_norm",

@@ -7,6 +7,7 @@ from typing import Literal
 
 Interval = Literal["epoch", "step"]
 MixedPrecision = Literal["bf16", "fp16"]
+GradientCompression = Literal["fp16"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class TrainSpec:
         ``"bf16"`` or ``"fp16"``: autocast around the forward pass.
     find_unused_parameters : bool
         As in `torch.nn.parallel.DistributedDataParallel`.
+    gradient_compression : str or None
+        ``"fp16"``: in which precision gradients travel.
     """
 
     batch_size: int
@@ -50,6 +53,7 @@ class TrainSpec:
     sync_batchnorm: bool
     mixed_precision: MixedPrecision | None
     find_unused_parameters: bool
+    gradient_compression: GradientCompression | None = None
 
     @property
     def step_rows(self) -> int:

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from sparktrain.errors import ParamError
 from sparktrain.torch.collective import Collective
+from sparktrain.torch.spec import GradientCompression
 
 # Every rank starts from the same tensors, and buffers stay its own between steps; torch 2.13 renamed that argument.
 _DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -35,27 +37,11 @@ class Strategy(Protocol):
         """Make every rank's model the same; `rows` is what this rank trained on in the epoch."""
 
 
-class DataParallel:
-    """A full copy of the model a rank; gradients averaged by `DistributedDataParallel`."""
+class Replicas:
+    """A full copy of the model a rank, and what makes the copies equal after an epoch."""
 
-    def __init__(self, collective: Collective, find_unused_parameters: bool) -> None:
+    def __init__(self, collective: Collective) -> None:
         self._collective = collective
-        self._find_unused_parameters = find_unused_parameters
-
-    def wrap(self, step: nn.Module) -> nn.Module:
-        if self._collective.world_size == 1 or not any(p.requires_grad for p in step.parameters()):
-            return step
-        wrapped = DistributedDataParallel(step, find_unused_parameters=self._find_unused_parameters, **_NO_SYNC)
-        trained = [one for one in step.parameters() if one.requires_grad]
-        if not trained[0].is_cuda and self._collective.is_small(sum(one.nbytes for one in trained)):
-            wrapped.register_comm_hook(self._collective, lambda state, bucket: _mean_at_once(state, bucket))
-        return wrapped
-
-    def local_gradients(self, wrapped: nn.Module) -> AbstractContextManager[object]:
-        if isinstance(wrapped, DistributedDataParallel):
-            context: AbstractContextManager[object] = wrapped.no_sync()
-            return context
-        return nullcontext()
 
     def end_epoch(self, model: nn.Module, rows: int) -> None:
         """BatchNorm's running statistics become their mean over ranks, weighted by rows; other buffers
@@ -81,6 +67,43 @@ class DataParallel:
         for buffer in model.buffers():
             if id(buffer) not in done:
                 self._collective.broadcast(buffer, leader)
+
+
+class DataParallel(Replicas):
+    """Gradients are averaged by `DistributedDataParallel`.
+
+    Parameters
+    ----------
+    collective : Collective
+        Over `torch.distributed`, or alone.
+    find_unused_parameters : bool
+    compression : str or None
+        ``"fp16"``: in which precision gradients travel.
+    """
+
+    def __init__(
+        self, collective: Collective, find_unused_parameters: bool, compression: GradientCompression | None = None
+    ) -> None:
+        super().__init__(collective)
+        self._find_unused_parameters = find_unused_parameters
+        self._compression = compression
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        if self._collective.world_size == 1 or not any(p.requires_grad for p in step.parameters()):
+            return step
+        wrapped = DistributedDataParallel(step, find_unused_parameters=self._find_unused_parameters, **_NO_SYNC)
+        trained = [one for one in step.parameters() if one.requires_grad]
+        if self._compression == "fp16":
+            wrapped.register_comm_hook(None, fp16_compress_hook)
+        elif not trained[0].is_cuda and self._collective.is_small(sum(one.nbytes for one in trained)):
+            wrapped.register_comm_hook(self._collective, lambda state, bucket: _mean_at_once(state, bucket))
+        return wrapped
+
+    def local_gradients(self, wrapped: nn.Module) -> AbstractContextManager[object]:
+        if isinstance(wrapped, DistributedDataParallel):
+            context: AbstractContextManager[object] = wrapped.no_sync()
+            return context
+        return nullcontext()
 
 
 def _mean_at_once(collective: Collective, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -31,9 +31,10 @@ from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.shards.split import Split
 from sparktrain.torch import bundle
+from sparktrain.torch.averaging import Averaging
 from sparktrain.torch.batchnorm import synchronise
 from sparktrain.torch.callbacks import Callback, TrainState
-from sparktrain.torch.collective import Collective, join
+from sparktrain.torch.collective import Alone, Collective, TorchDistributed, joining
 from sparktrain.torch.denominators import Denominators
 from sparktrain.torch.loss import Criterion
 from sparktrain.torch.metrics import EpochMeans, is_metric_object
@@ -69,7 +70,7 @@ def train(context: WorkerContext) -> dict[str, Any]:
     objects: TrainObjects = bundle.load(context.payload["objects"], owned)
     shard = open_shard(job.tensors, job.tensor_fds, job.rows)
     device = torch.device("cuda", 0) if context.gang.device == "cuda" else torch.device("cpu")
-    with join(context.gang, job.listen_fd) as collective:
+    with joining(job.backend)(context.gang, job.listen_fd) as collective:
         trainer = Trainer(spec, objects, shard, collective, device, context.emit)
         history = trainer.fit()
     if context.gang.rank == 0:
@@ -106,7 +107,7 @@ class Trainer:
     emit : callable
         Takes progress events.
     strategy : Strategy or None
-        Defaults to `DataParallel`.
+        By default as the collective allows.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Trainer:
             self._precision,
             all_used=not spec.find_unused_parameters,
         ).to(device)
-        self._strategy = strategy or DataParallel(collective, spec.find_unused_parameters)
+        self._strategy = strategy or replicas(collective, spec)
         self._wrapped = self._strategy.wrap(self._step)
         self._optimizer: Optimizer = _optimizer(objects.optimizer, self._model)
         self._precision.watch(self._optimizer)
@@ -310,6 +311,12 @@ class Trainer:
             self._scheduler.step(entry.get("val_loss", entry["loss"]))
         elif self._scheduler is not None:
             self._scheduler.step()
+
+
+def replicas(collective: Collective, spec: TrainSpec) -> Strategy:
+    """Data parallelism: by torch's own module where its process groups are what connects the ranks."""
+    kind = DataParallel if isinstance(collective, (Alone, TorchDistributed)) else Averaging
+    return kind(collective, spec.find_unused_parameters, spec.gradient_compression)
 
 
 def _copies(metrics: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -85,6 +85,11 @@ class BoosterEstimator(
 
     def _check_params(self) -> None:
         """What contradicts something else, before any column is looked at."""
+        if self._value(self.backend) != "native":
+            raise ParamError(
+                f"backend={self._value(self.backend)!r}: XGBoost has a collective of its own and takes no other; leave "
+                "backend='native'"
+            )
         if self._value(self.earlyStoppingRounds) is not None and self._value(self.validation) is None:
             raise ParamError(
                 "early_stopping_rounds needs validation rows: set validation_indicator_col, or validation=0.1"

@@ -124,6 +124,10 @@ class DistBackendError(RuntimeError):
     """Named as torch's."""
 
 
+class HorovodInternalError(RuntimeError):
+    """As Horovod raises it, for errors of all kinds."""
+
+
 class OpError(Exception):
     """Named as TensorFlow's."""
 
@@ -138,6 +142,8 @@ class OpError(Exception):
         (OpError("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4040"), True),
         (ValueError("UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error"), True),
         (ValueError("Connection closed by peer"), False),
+        (HorovodInternalError("Horovod has been shut down. This was caused by an exception on one of the ranks"), True),
+        (HorovodInternalError("Mismatched allreduce tensor shapes: One rank sent [2], another [3]"), False),
         (KeyError("x"), False),
     ],
 )

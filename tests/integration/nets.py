@@ -8,7 +8,6 @@ import signal
 import time
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 
@@ -37,7 +36,7 @@ class Faulty(Line):
             time.sleep(600)
         if self.fault == "c_call":
             ctypes.PyDLL(None).sleep(600)  # holds the GIL
-        if self.steps == 3 and dist.get_rank() == 1:
+        if self.steps == 3 and os.environ["RANK"] == "1":
             print("what rank 1 said last")
             if self.fault == "raise":
                 raise ValueError("boom at step 3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torch import nn
 from sparktrain.errors import GangError, RankFailed, SparktrainError
 from sparktrain.torch import TorchEstimator
 from sparktrain.xgboost import XGBoostRegressor
+from tests.backends import BACKENDS, horovod
 from tests.integration.boosts import Fault
 from tests.integration.leftovers import all_training, held, wait_until, workers
 from tests.integration.nets import Faulty, Line
@@ -39,7 +41,7 @@ def before(line: DataFrame) -> set[str]:
     return held()
 
 
-def estimator(net: nn.Module) -> TorchEstimator:
+def estimator(net: nn.Module, backend: str = "native") -> TorchEstimator:
     return TorchEstimator(
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=1e-7),
@@ -49,6 +51,7 @@ def estimator(net: nn.Module) -> TorchEstimator:
         num_proc=2,
         batch_size=32,
         epochs=2,
+        backend=backend,
     )
 
 
@@ -62,9 +65,10 @@ def _new(before: set[str]) -> set[str]:
 
 
 @pytest.mark.timeout(60)
-def test_a_rank_that_raises_speaks_first(line: DataFrame, before: set[str]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_raises_speaks_first(line: DataFrame, before: set[str], backend: str) -> None:
     with pytest.raises(RankFailed) as caught:
-        estimator(Faulty("raise")).fit(line)
+        estimator(Faulty("raise"), backend).fit(line)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("rank 1 of 2 failed on ")
     assert "ValueError: boom at step 3; model inputs: x: float32, shape (batch, 1)" in lines[0]
@@ -76,10 +80,13 @@ def test_a_rank_that_raises_speaks_first(line: DataFrame, before: set[str]) -> N
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSEGV"])
-def test_a_rank_that_dies_is_named_with_its_signal(line: DataFrame, before: set[str], fault: str) -> None:
+def test_a_rank_that_dies_is_named_with_its_signal(line: DataFrame, before: set[str], fault: str, backend: str) -> None:
+    started = time.monotonic()
     with pytest.raises(RankFailed, match=rf"rank 1 of 2 failed on .* killed by {fault}"):
-        estimator(Faulty(fault)).fit(line)
+        estimator(Faulty(fault), backend).fit(line)
+    assert time.monotonic() - started < 20
     assert_nothing_left(before)
 
 
@@ -99,11 +106,15 @@ class Fit(threading.Thread):
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("fault", ["sleep", "c_call"])
-def test_a_cancelled_job_leaves_nothing(spark: SparkSession, line: DataFrame, before: set[str], fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "backend"), [("sleep", "native"), ("c_call", "native"), pytest.param("c_call", "horovod", marks=horovod)]
+)
+def test_a_cancelled_job_leaves_nothing(
+    spark: SparkSession, line: DataFrame, before: set[str], fault: str, backend: str
+) -> None:
     def run() -> object:
         spark.sparkContext.setJobGroup("cancelled fit", "")
-        return estimator(Faulty(fault)).fit(line)
+        return estimator(Faulty(fault), backend).fit(line)
 
     fit = Fit(run)
     fit.start()

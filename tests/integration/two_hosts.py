@@ -32,8 +32,8 @@ def run(*command: str) -> None:
 def hosts() -> Iterator[None]:
     """The bridge, and one namespace a worker."""
     names = [f"sparktrain-{number}" for number in range(len(WORKERS))]
+    run("ip", "link", "add", BRIDGE, "type", "bridge")  # where there is one, it is another run's: leave all to that
     try:
-        run("ip", "link", "add", BRIDGE, "type", "bridge")
         run("ip", "addr", "add", f"{DRIVER}/24", "dev", BRIDGE)
         run("ip", "link", "set", BRIDGE, "up")
         for number, (name, address) in enumerate(zip(names, WORKERS, strict=True)):

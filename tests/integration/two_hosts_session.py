@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparktrain import current_gang, run
+from sparktrain import backends, current_gang, run
 from sparktrain.torch import TorchEstimator
 from sparktrain.xgboost import XGBoostRegressor
 from tests.integration.nets import Line
@@ -83,8 +83,20 @@ def main(master: str, driver: str) -> None:
     )
     x = (F.col("id") / 500 - 1).cast("float").alias("x")
     df = spark.range(1000).select(x, (2 * x + 1).cast("float").alias("y"))
+    for backend in ("native", *(("horovod",) if backends.load("horovod").missing() is None else ())):
+        train(df, backend)
+    boost(df)
+    for backend, function in SUMS.items():
+        talk(backend, function)
+    spark.stop()
+    print("two hosts: all passed")
+
+
+def train(df: DataFrame, backend: str) -> None:
+    """Two ranks end with the weights of one process."""
     net = Line()
     model = TorchEstimator(
+        backend=backend,
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         loss=nn.MSELoss(),
@@ -108,11 +120,6 @@ def main(master: str, driver: str) -> None:
     for p, q in zip(model.getModel().parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
     assert model.transform(df.repartition(8)).count() == 1000
-    boost(df)
-    for backend, function in SUMS.items():
-        talk(backend, function)
-    spark.stop()
-    print("two hosts: all passed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One rank of a gang without Spark, on one of Keras's backends: ``python -m tests.keras.rank BACKEND FUNCTION …``.
+"""One rank of a gang without Spark, on one of Keras's backends: ``python -m tests.keras.rank FUNCTION …``.
 
 FUNCTION is ``module:name``; it is given the peers and the backend's tensors, and what it returns is saved for the test.
 """
@@ -20,15 +20,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_ranks(
-    backend: str, function: str, world: int, out: Path, timeout_s: float = 420, devices: int = 1
+    framework: str,
+    function: str,
+    world: int,
+    out: Path,
+    timeout_s: float = 420,
+    devices: int = 1,
+    backend: str = "native",
 ) -> list[Any]:
     """Run `function` on `world` ranks, one process each; returns what each returned, in rank order."""
-    env = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "KERAS_BACKEND": framework, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     if devices > 1:
         env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         os.set_inheritable(listener.fileno(), True)
-        address = ["127.0.0.1", str(listener.getsockname()[1]), str(listener.fileno()), str(out)]
+        address = ["127.0.0.1", str(listener.getsockname()[1]), str(listener.fileno()), str(out), backend]
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.keras.rank", function, str(rank), str(world), *address],
@@ -53,13 +59,15 @@ def run_ranks(
 
 
 def main() -> None:
+    from sparktrain import backends
     from sparktrain.gang.spec import Gang
     from sparktrain.keras.join import join
 
     module, _, name = sys.argv[1].partition(":")
     rank, world, port, fd = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5]), int(sys.argv[6])
     gang = Gang(rank, (sys.argv[4],) * world, (sys.argv[4], port), collective_timeout_s=60)
-    with join(gang, fd if rank == 0 else None) as (peers, tensors):
+    backends.load(sys.argv[8]).prepare(gang)
+    with join(gang, fd if rank == 0 else None, sys.argv[8]) as (peers, tensors):
         try:
             result = getattr(importlib.import_module(module), name)(peers, tensors)
         except BaseException:

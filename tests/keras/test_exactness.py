@@ -8,25 +8,46 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.backends import horovod
 from tests.keras.rank import run_ranks
 
 pytestmark = pytest.mark.timeout(900)
-BACKENDS = ("tensorflow", pytest.param("jax", marks=pytest.mark.slow), "torch")
+FRAMEWORKS = ("tensorflow", pytest.param("jax", marks=pytest.mark.slow), "torch")
+BRIEF = "weighted binary two_outputs batchnorm own_step early_stopping mixed"
+"""Cases that between them take every road between the ranks."""
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def framework(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def plain(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_ranks(backend, "tests.keras.exactness:plain", 1, tmp_path_factory.mktemp("plain"))[0]
+def plain(framework: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_ranks(framework, "tests.keras.exactness:plain", 1, tmp_path_factory.mktemp("plain"))[0]
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_n_ranks_train_as_one_process(backend: str, plain: dict[str, Any], world: int, tmp_path: Path) -> None:
-    ranks = run_ranks(backend, "tests.keras.exactness:train", world, tmp_path)
+def test_n_ranks_train_as_one_process(framework: str, plain: dict[str, Any], world: int, tmp_path: Path) -> None:
+    ranks = run_ranks(framework, "tests.keras.exactness:train", world, tmp_path)
+    assert_same(framework, plain, ranks)
+
+
+@horovod
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"], indirect=True)
+@pytest.mark.parametrize(
+    ("world", "cases"), [pytest.param(3, BRIEF, id="brief"), pytest.param(2, "", id="all", marks=pytest.mark.slow)]
+)
+def test_over_horovod(
+    framework: str, plain: dict[str, Any], world: int, cases: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKTRAIN_CASES", cases)
+    ranks = run_ranks(framework, "tests.keras.exactness:train", world, tmp_path, backend="horovod")
+    assert len(ranks[0]) >= len(cases.split())
+    assert_same(framework, plain, ranks)
+
+
+def assert_same(framework: str, plain: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
     wrong = []
     for name, (values, history) in ranks[0].items():
         for other in ranks[1:]:
@@ -40,7 +61,7 @@ def test_n_ranks_train_as_one_process(backend: str, plain: dict[str, Any], world
                 break
         logs = {metric: logs["mae" if metric == "spread" else metric] for metric in logs}  # ours counts rows
         for metric, series in logs.items():
-            if backend == "tensorflow" and metric.endswith(("kind_loss", "value_loss")):
+            if framework == "tensorflow" and metric.endswith(("kind_loss", "value_loss")):
                 continue  # plain Keras counts batches there, whatever their size; ours counts rows
             mine = [entry["lr" if metric == "learning_rate" else metric] for entry in history]
             if not np.allclose(mine, series, atol=tolerance):

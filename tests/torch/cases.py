@@ -142,6 +142,13 @@ def cases(world_size: int) -> Iterator[Case]:
                 yield Case(problem, split, size, weighted, accumulate=3, max_norm=0.3)
 
 
+def brief(world_size: int) -> Iterator[Case]:
+    """Those with the most uneven shards, in small batches."""
+    for case in cases(world_size):
+        if case.split == SPLITS[world_size][-1] and case.batch_size != BATCH_SIZES[-1]:
+            yield case
+
+
 @dataclass(frozen=True)
 class Rows:
     """One rank's rows in the order of their keys."""
@@ -198,7 +205,16 @@ def run_case(case: Case, collective: Collective, arrival: int) -> dict[str, obje
 
 def run_all(collective: Collective) -> dict[str, list[dict[str, object]]]:
     """Every case of that world size, trained twice."""
+    return _run(cases(collective.world_size), collective)
+
+
+def run_brief(collective: Collective) -> dict[str, list[dict[str, object]]]:
+    """Likewise, of the chosen few."""
+    return _run(brief(collective.world_size), collective)
+
+
+def _run(chosen: Iterator[Case], collective: Collective) -> dict[str, list[dict[str, object]]]:
     return {
         case.name: [run_case(case, collective, arrival=10 * run + collective.rank) for run in range(2)]
-        for case in cases(collective.world_size)
+        for case in chosen
     }

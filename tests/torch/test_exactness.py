@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from sparktrain.shards import plan
-from tests.torch.cases import SEED, Case, cases, rows_of
+from tests.backends import horovod
+from tests.torch.cases import SEED, Case, brief, cases, rows_of
 from tests.torch.rank import run_ranks
 
 
@@ -78,11 +81,24 @@ def plain_loss(
     return (rows * weights).sum() / total.clamp(min=1e-30), float(total)
 
 
+@pytest.mark.parametrize("backend", ["native", pytest.param("horovod", marks=[horovod, pytest.mark.slow])])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_gang_equals_one_process(world: int, tmp_path: Path) -> None:
-    results = run_ranks("tests.torch.cases:run_all", world, tmp_path)
+def test_gang_equals_one_process(world: int, backend: str, tmp_path: Path) -> None:
+    results = run_ranks("tests.torch.cases:run_all", world, tmp_path, timeout_s=280, backend=backend)
+    assert assert_same(cases(world), results) == {1: 47, 2: 141, 3: 94}[world]
+
+
+@horovod
+@pytest.mark.parametrize("world", [2, 3])
+def test_uneven_shards_over_horovod(world: int, tmp_path: Path) -> None:
+    results = run_ranks("tests.torch.cases:run_brief", world, tmp_path, backend="horovod")
+    assert assert_same(brief(world), results) == 32
+
+
+def assert_same(chosen: Iterator[Case], results: list[Any]) -> int:
+    """How many cases ended as in one process."""
     checked = 0
-    for case in cases(world):
+    for case in chosen:
         expected, losses = plain_pytorch(case)
         runs = [run for rank in results for run in rank[case.name]]
         first = runs[0]["weights"]
@@ -93,4 +109,4 @@ def test_gang_equals_one_process(world: int, tmp_path: Path) -> None:
             torch.testing.assert_close(weight, reference, rtol=0, atol=1e-5, msg=lambda m, c=case: f"{c.name}: {m}")
         assert runs[0]["loss"] == pytest.approx(losses, abs=1e-5), case.name
         checked += 1
-    assert checked == {1: 47, 2: 141, 3: 94}[world]
+    return checked

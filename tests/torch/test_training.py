@@ -11,16 +11,18 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from sparktrain.errors import ParamError
 from sparktrain.torch.callbacks import Callback, EarlyStopping, TrainState
+from tests.backends import BACKENDS
 from tests.torch.features import SPEC, SPLIT, data
 from tests.torch.rank import run_ranks
 
 WORLD = len(SPLIT)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module", params=BACKENDS)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found, by topic."""
-    return run_ranks("tests.torch.features:run_all", WORLD, tmp_path_factory.mktemp("ranks"))
+    out = tmp_path_factory.mktemp("ranks")
+    return run_ranks("tests.torch.features:run_all", WORLD, out, backend=request.param)
 
 
 def test_torchmetrics_are_those_of_all_rows_whatever_ranks_have_none(ranks: list) -> None:
