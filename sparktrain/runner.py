@@ -99,6 +99,7 @@ class GangRunner(HasGang, HasStore):
         spark = spark or (session.session_of(df) if df is not None else session.active_session())
         if spark is None:
             raise ParamError("run: there is no active Spark session; make one first, or give spark=")
+        self._check_backend(spark)
         num_proc = self._num_proc(spark)
         plan = self._plan(df)
         outcome = launch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import shlex
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from sparktrain.backends.mpi import root_environment
+from sparktrain.backends.native import interface_of
 from sparktrain.errors import GangError, GangTimeout
 from sparktrain.gang import announce, rendezvous
 from sparktrain.gang.guarded import Guarded
@@ -28,6 +28,8 @@ from sparktrain.shards.disk import local_directory
 SECRET, AGENTS = "SPARKTRAIN_MPI_SECRET", "SPARKTRAIN_MPI_AGENTS"
 PREFIXES = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "OPAL_")
 """Of the variables that MPI knows a rank by."""
+INTERFACE_SETTINGS = ("oob_tcp_if_include", "btl_tcp_if_include")
+"""By name: of an address Open MPI 4.1 takes the loopback interface as well, and two hosts then talk to themselves."""
 FINISH_S = 20.0
 """How long `mpirun` may take to end after the last worker."""
 
@@ -48,6 +50,7 @@ class MpiJob:
     def __init__(self, address: str, log: Callable[[str], None], environment: Mapping[str, str]) -> None:
         self._address, self._log, self._inherited = address, log, environment
         self._listener = rendezvous.listen(address)
+        self._interface = interface_of({announce.address_of(address)})
         self._scratch = os.path.join(local_directory(), f"sparktrain-{uuid.uuid4().hex}")
         self._gang: Gang | None = None
         self._programs: list[Guarded] = []
@@ -72,13 +75,11 @@ class MpiJob:
     def _environment(self) -> dict[str, str]:
         """Of `mpirun` and the daemon: they use this host's address alone, and leave nothing behind."""
         assert self._gang is not None
-        network = ipaddress.ip_network(announce.address_of(self._address))  # of this one address
         return {
             **self._inherited,
             **root_environment(),
             SECRET: self._gang.secret,
-            "OMPI_MCA_oob_tcp_if_include": str(network),
-            "OMPI_MCA_btl_tcp_if_include": str(network),
+            **{f"OMPI_MCA_{name}": self._interface for name in INTERFACE_SETTINGS if self._interface is not None},
             "OMPI_MCA_orte_tmpdir_base": self._scratch,
             "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # which containers mostly forbid
             "OMPI_MCA_orte_leave_session_attached": "1",
@@ -122,6 +123,9 @@ class MpiJob:
             self._log(f"mpirun asked for {words[0]!r} in place of orted, and did not get it\n")
             return 127
         os.makedirs(self._scratch, mode=0o700, exist_ok=True)
+        for place, word in enumerate(words[:-1]):  # mpirun hands on the name that rank 0's host has for it
+            if word in INTERFACE_SETTINGS and self._interface is not None:
+                words[place + 1] = self._interface
         daemon = Guarded(words, self._environment(), self._log, self._scratch)
         with self._lock:
             self._programs.append(daemon)

@@ -1,4 +1,4 @@
-"""The estimators on ``backend="horovod"`` through real Spark: as on the native backend; who can't is told at once."""
+"""The estimators on Horovod, by gloo and by MPI, through real Spark: as on the native backend; who can't is told."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from sparktrain.keras import KerasEstimator
 from sparktrain.torch import Callback, TorchEstimator
 from sparktrain.torch.callbacks import TrainState
 from sparktrain.xgboost import XGBoostRegressor
-from tests.backends import horovod
+from tests.backends import horovod, mpi
 from tests.integration.leftovers import wait_until, workers
 
 pytestmark = pytest.mark.integration
+OVER = ("horovod", pytest.param("mpi", marks=mpi))
 COMMON: dict[str, Any] = {"feature_cols": ["features"], "num_proc": 2, "batch_size": 16, "epochs": 2, "verbose": 0}
 
 
@@ -58,9 +59,10 @@ def torch_estimator(**given: Any) -> TorchEstimator:
 
 @horovod
 @pytest.mark.timeout(120)
-def test_a_torch_estimator_trains_as_on_the_native_backend(df: DataFrame) -> None:
+@pytest.mark.parametrize("backend", OVER)
+def test_a_torch_estimator_trains_as_on_the_native_backend(df: DataFrame, backend: str) -> None:
     given = {"backward_passes_per_step": 2, "validation": 0.2}
-    over = torch_estimator(backend="horovod", callbacks=[AsksHorovod()], **given).fit(df)
+    over = torch_estimator(backend=backend, callbacks=[AsksHorovod()], **given).fit(df)
     native = torch_estimator(**given).fit(df)
     assert [entry.pop("ranks") for entry in over.history] == [3.0, 3.0]
     for mine, theirs in zip(over.history, native.history, strict=True):
@@ -95,13 +97,14 @@ def keras_model() -> keras.Model:
 
 @horovod
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("backend", OVER)
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"])
-def test_a_keras_estimator_trains_as_on_the_native_backend(df: DataFrame, framework: str) -> None:
+def test_a_keras_estimator_trains_as_on_the_native_backend(df: DataFrame, framework: str, backend: str) -> None:
     given = {**COMMON, "label_cols": ["y"], "keras_backend": framework, "sync_batchnorm": True}
     model = keras_model()
     over, native, half = (
         KerasEstimator(model=model, **one, **given).fit(df)
-        for one in ({"backend": "horovod"}, {}, {"backend": "horovod", "gradient_compression": "fp16"})
+        for one in ({"backend": backend}, {}, {"backend": backend, "gradient_compression": "fp16"})
     )
     for mine, theirs in zip(over.history, native.history, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-4)

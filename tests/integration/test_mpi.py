@@ -16,9 +16,10 @@ from pyspark.sql import SparkSession
 
 from sparktrain import current_gang, run
 from sparktrain.errors import GangError, RankFailed
+from tests.backends import horovod, mpi
 from tests.integration.leftovers import held, running, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, mpi]
 PARTS = (
     "sparktrain.gang.worker",
     "sparktrain.gang.guarded",
@@ -179,4 +180,31 @@ def test_an_abort_ends_the_gang(spark: SparkSession) -> None:
     with pytest.raises((RankFailed, GangError), match="rank 1"):
         run(work, num_proc=2, backend="mpi", verbose=0)
     assert time.monotonic() - started < 40
+    assert nothing_left()
+
+
+def horovod_script() -> tuple[int, float]:
+    """As a script for `horovodrun` has it; nothing in it knows by what the ranks were started."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((4, 3), float(hvd.rank() + step))).square().mean().backward()
+        optimizer.step()
+    return hvd.size(), float(sum(one.sum() for one in model.parameters()))
+
+
+@horovod
+@pytest.mark.parametrize("backend", ["horovod", "mpi"])
+def test_a_horovod_script_runs_unchanged(spark: SparkSession, backend: str) -> None:
+    found = run(horovod_script, num_proc=2, backend=backend, verbose=0)
+    assert [size for size, _ in found] == [2, 2]
+    assert found[0][1] == found[1][1]
     assert nothing_left()

@@ -34,6 +34,14 @@ def native_sum(size: int) -> float:
     return float(values.mean())
 
 
+def horovod_sum(size: int) -> float:
+    import horovod.torch as hvd
+
+    hvd.init()
+    found = hvd.allreduce(torch.full((size,), float(hvd.rank() + 1)), op=hvd.Sum)
+    return float(found.mean())
+
+
 def mpi_sum(size: int) -> float:
     import numpy as np
     from mpi4py import MPI
@@ -46,7 +54,7 @@ def mpi_sum(size: int) -> float:
 
 
 SIZE = 5_000_000
-SUMS = {"native": native_sum, "mpi": mpi_sum}
+SUMS = {"native": native_sum, "horovod": horovod_sum, "mpi": mpi_sum}
 
 
 def traffic() -> int:
@@ -83,11 +91,11 @@ def main(master: str, driver: str) -> None:
     )
     x = (F.col("id") / 500 - 1).cast("float").alias("x")
     df = spark.range(1000).select(x, (2 * x + 1).cast("float").alias("y"))
-    for backend in ("native", *(("horovod",) if backends.load("horovod").missing() is None else ())):
-        train(df, backend)
     boost(df)
     for backend, function in SUMS.items():
-        talk(backend, function)
+        if backends.load(backend).missing() is None:
+            train(df, backend)
+            talk(backend, function)
     spark.stop()
     print("two hosts: all passed")
 
