@@ -1,0 +1,1 @@
+"""The gang's backends side by side."""
