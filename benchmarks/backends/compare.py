@@ -94,7 +94,7 @@ def measure(spark: SparkSession, frames: dict[str, Any], backend: str) -> dict[s
         lambda: run(meet, (backend,), num_proc=RANKS, backend=backend, verbose=0, spark=spark)
     )
     found = {"start": started}
-    for size, seconds in run(sums, (backend,), num_proc=RANKS, backend=backend, verbose=0, spark=spark)[0].items():
+    for size, seconds in run(sums, (backend,), **settings)[0].items():
         found[f"sum of {size}"] = seconds
     for work, df in frames.items():
         found[f"fit, {work}"], found[f"epochs, {work}"] = fit(backend, work, df)
