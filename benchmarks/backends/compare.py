@@ -90,9 +90,8 @@ def fit(backend: str, work: str, df: Any) -> tuple[float, float]:
 
 def measure(spark: SparkSession, frames: dict[str, Any], backend: str) -> dict[str, float]:
     """One round of a backend, in seconds."""
-    started, _ = report.stopwatch(
-        lambda: run(meet, (backend,), num_proc=RANKS, backend=backend, verbose=0, spark=spark)
-    )
+    settings: dict[str, Any] = {"num_proc": RANKS, "backend": backend, "verbose": 0, "spark": spark}
+    started, _ = report.stopwatch(lambda: run(meet, (backend,), **settings))
     found = {"start": started}
     for size, seconds in run(sums, (backend,), **settings)[0].items():
         found[f"sum of {size}"] = seconds
