@@ -137,6 +137,7 @@ def test_a_killed_rank_is_named(spark: SparkSession, tmp_path: Path, rank: int) 
     assert "SIGKILL" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["mpirun", "orted"])
 def test_a_killed_part_of_open_mpi_is_named(spark: SparkSession, tmp_path: Path, part: str) -> None:
     def kill(pids: list[int]) -> None:
@@ -148,6 +149,7 @@ def test_a_killed_part_of_open_mpi_is_named(spark: SparkSession, tmp_path: Path,
     assert "rank 0" in error
 
 
+@pytest.mark.slow
 def test_a_killed_seat_ends_the_gang(spark: SparkSession, tmp_path: Path) -> None:
     def kill(pids: list[int]) -> None:
         psutil.Process(running("sparktrain.backends.mpi_seat")[0].pid).kill()
@@ -168,6 +170,7 @@ def test_the_rank_that_raises_speaks_first(spark: SparkSession) -> None:
     assert nothing_left()
 
 
+@pytest.mark.slow
 def test_an_abort_ends_the_gang(spark: SparkSession) -> None:
     def work() -> None:
         from mpi4py import MPI

@@ -142,6 +142,7 @@ def test_each_rank_gets_its_rows_with_their_types(table: DataFrame) -> None:
     assert all(sizes[:-1] == [16] * 3 for _, sizes in found)
 
 
+@pytest.mark.slow
 def test_batches_of_each_framework_and_shuffled(table: DataFrame) -> None:
     def work() -> Any:
         shard = current_gang().shard
@@ -184,6 +185,7 @@ def test_the_usual_ddp_function_runs_unchanged(spark: SparkSession) -> None:
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.slow
 def test_a_multi_worker_mirrored_loop_runs_unchanged(spark: SparkSession) -> None:
     found = run(functions.multi_worker_mirrored, (60,), num_proc=2, verbose=0)
     assert [replicas for replicas, _ in found] == [2, 2]
@@ -191,6 +193,7 @@ def test_a_multi_worker_mirrored_loop_runs_unchanged(spark: SparkSession) -> Non
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.slow
 def test_jax_finds_its_processes(spark: SparkSession) -> None:
     assert run(functions.jax_sum, num_proc=2, verbose=0) == [(2, 0, 3.0), (2, 1, 3.0)]
 
