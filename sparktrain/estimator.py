@@ -70,6 +70,29 @@ class HasGang(KeywordParams):
     )
     verbose = GangParam("verbose", "0: silent. 1: a progress bar on the driver's terminal.", params.verbosity, 1)
 
+    def _spec_of(
+        self, spark: SparkSession, num_proc: int, plan: ColumnPlan, trainer: str, payload: Payload, **more: Any
+    ) -> GangSpec:
+        """The spec of these Params; the payload's large part is on its way to the executors then."""
+        small = dict(payload.small)
+        shipped = None
+        if len(payload.large) > shipping.INLINE_BYTES:
+            shipped = os.path.basename(shipping.ship_bytes(spark, payload.large))
+        else:
+            small[payload.large_key] = payload.large
+        return GangSpec(
+            num_proc=num_proc,
+            trainer=trainer,
+            payload=small,
+            payload_file=shipped,
+            tensors=plan.tensors,
+            split=plan.split,
+            backend=self._value(self.backend),
+            rendezvous_timeout_s=self._value(self.rendezvousTimeoutS),
+            collective_timeout_s=self._value(self.collectiveTimeoutS),
+            **more,
+        )
+
     def _check_backend(self, spark: SparkSession) -> None:
         """What the backend needs must be there, as far as the driver can tell."""
         missing = backends.load(self._value(self.backend)).missing()
@@ -199,20 +222,4 @@ class GangEstimator(Estimator[M], HasGang, Generic[M]):
             outcome.result.close()
 
     def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, payload: Payload) -> GangSpec:
-        small = dict(payload.small)
-        shipped = None
-        if len(payload.large) > shipping.INLINE_BYTES:
-            shipped = os.path.basename(shipping.ship_bytes(spark, payload.large))
-        else:
-            small[payload.large_key] = payload.large
-        return GangSpec(
-            num_proc=num_proc,
-            trainer=self.trainer,
-            payload=small,
-            payload_file=shipped,
-            tensors=plan.tensors,
-            split=plan.split,
-            backend=self._value(self.backend),
-            rendezvous_timeout_s=self._value(self.rendezvousTimeoutS),
-            collective_timeout_s=self._value(self.collectiveTimeoutS),
-        )
+        return self._spec_of(spark, num_proc, plan, self.trainer, payload)

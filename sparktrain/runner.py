@@ -12,13 +12,12 @@ import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sparktrain import params, session, shipping
+from sparktrain import params, session
 from sparktrain.errors import GangError, ParamError
-from sparktrain.estimator import HasGang
+from sparktrain.estimator import HasGang, Payload
 from sparktrain.function import Call, Script
 from sparktrain.gang import result
 from sparktrain.gang.launch import launch
-from sparktrain.gang.spec import GangSpec
 from sparktrain.params import GangParam
 from sparktrain.shards.columns import KEY_COLUMN, ColumnPlan, ColumnPlanner
 from sparktrain.store.params import HasStore
@@ -101,10 +100,19 @@ class GangRunner(HasGang, HasStore):
             raise ParamError("run: there is no active Spark session; make one first, or give spark=")
         self._check_backend(spark)
         num_proc = self._num_proc(spark)
-        plan = self._plan(df)
+        plan, run_url = self._plan(df), self._run_url()
         outcome = launch(
             _shards(spark, df, plan, num_proc, partitioned=self._value(self.partitioned)),
-            self._gang_spec(spark, num_proc, plan, work, reads=df is not None),
+            self._spec_of(
+                spark,
+                num_proc,
+                plan,
+                "sparktrain.function:call",
+                Payload({"reads": df is not None, "run_url": run_url}, "work", work, 0),
+                every_result=True,
+                shows_logs=bool(self._value(self.verbose)),
+                log_url=None if run_url is None else f"{run_url}/logs",
+            ),
             partitioned=df is None or self._value(self.partitioned),
             launch_timeout_s=self._value(self.launchTimeoutS),
             progress_label="run" if self._value(self.verbose) else None,
@@ -125,30 +133,9 @@ class GangRunner(HasGang, HasStore):
         planner = ColumnPlanner(df.schema)
         return planner.plan(planner.as_they_are(df.columns, self._value(self.dtypes), self._value(self.shapes)))
 
-    def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, work: bytes, *, reads: bool) -> GangSpec:
-        store, run_url = self._value(self.store), None
-        if store is not None:
-            run_url = Store(store).get_run_path(self._value(self.runId) or new_run_id())
-        small: dict[str, Any] = {"reads": reads, "run_url": run_url}
-        shipped = None
-        if len(work) > shipping.INLINE_BYTES:
-            shipped = os.path.basename(shipping.ship_bytes(spark, work))
-        else:
-            small["work"] = work
-        return GangSpec(
-            num_proc=num_proc,
-            trainer="sparktrain.function:call",
-            payload=small,
-            payload_file=shipped,
-            tensors=plan.tensors,
-            split=plan.split,
-            backend=self._value(self.backend),
-            rendezvous_timeout_s=self._value(self.rendezvousTimeoutS),
-            collective_timeout_s=self._value(self.collectiveTimeoutS),
-            every_result=True,
-            shows_logs=bool(self._value(self.verbose)),
-            log_url=None if run_url is None else f"{run_url}/logs",
-        )
+    def _run_url(self) -> str | None:
+        store = self._value(self.store)
+        return None if store is None else Store(store).get_run_path(self._value(self.runId) or new_run_id())
 
 
 def run(

@@ -52,6 +52,7 @@ class WorkerProcess:
     ) -> None:
         self._barrier = barrier
         self._parent = os.getppid()
+        self._closed = False
         self._on_line = on_line or RankLog(barrier.rank).write
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         self._scratch = os.path.join(local_directory(), f"sparktrain-{uuid.uuid4().hex}")
@@ -186,7 +187,10 @@ class WorkerProcess:
         return "".join(self._log)
 
     def close(self) -> None:
-        """End the worker and all it started; returns when the process is reaped."""
+        """End the worker and all it started; returns when the process is reaped. Again: nothing."""
+        if self._closed:  # its numbers, of process and pipe, may be another's by now
+            return
+        self._closed = True
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
