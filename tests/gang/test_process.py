@@ -261,3 +261,16 @@ def test_a_task_whose_parent_was_killed_leaves_no_process() -> None:
         started.kill()
         started.wait(WAIT_S)
         assert not left_after([task, *pids], GONE_S)
+
+
+def test_a_second_close_touches_nothing_that_is_another_s_by_now() -> None:
+    with tempfile.TemporaryFile() as result:
+        worker = WorkerProcess(VIEW, tiny_trainer.__name__, [result.fileno()])
+        worker.wait_ready(WAIT_S)
+        worker.close()
+        ends = [os.pipe() for _ in range(8)]  # they get the numbers that are free now
+        worker.close()
+        for pair in ends:
+            for fd in pair:
+                os.fstat(fd)
+                os.close(fd)
