@@ -32,6 +32,8 @@ INTERFACE_SETTINGS = ("oob_tcp_if_include", "btl_tcp_if_include")
 """By name: of an address Open MPI 4.1 takes the loopback interface as well, and two hosts then talk to themselves."""
 FINISH_S = 20.0
 """How long `mpirun` may take to end after the last worker."""
+KILL_SEEN_S = 1.0
+"""A killed program can be waited for a little after what it started, or was connected to, has met its end."""
 
 
 class MpiJob:
@@ -57,6 +59,7 @@ class MpiJob:
         self._seat: Connection | None = None
         self._found: Future[dict[str, str]] = Future()
         self._done = False
+        self._trouble_since: float | None = None
         self._lock = threading.Lock()
 
     def tells(self) -> str:
@@ -149,13 +152,19 @@ class MpiJob:
         if self._done or self._gang is None:
             return
         where = f"rank {self._gang.rank} on {self._address}"
-        for program in list(self._programs):
-            how = program.ended()
-            if how is not None:
-                message = f"{where}: {program.name} {how} while the gang was at work"
-                raise (GangError if program.was_killed else PeerGoneError)(message)
-        if self._seat is not None and self._seat.poll():  # it says nothing: it has ended
-            raise PeerGoneError(f"{where}: the process that holds its place in mpirun's job has ended")
+        ended = [program for program in list(self._programs) if program.ended() is not None]
+        for program in ended:
+            if program.was_killed:
+                raise GangError(f"{where}: {program.name} {program.ended()} while the gang was at work")
+        seat_gone = self._seat is not None and self._seat.poll()  # it says nothing: it has ended
+        if not ended and not seat_gone:
+            return
+        self._trouble_since = self._trouble_since or time.monotonic()
+        if time.monotonic() < self._trouble_since + KILL_SEEN_S:
+            return
+        if ended:
+            raise PeerGoneError(f"{where}: {ended[0].name} {ended[0].ended()} while the gang was at work")
+        raise PeerGoneError(f"{where}: the process that holds its place in mpirun's job has ended")
 
     def finish(self) -> None:
         self._done = True

@@ -34,11 +34,17 @@ def running(*words: str) -> list[psutil.Process]:
     """Those of them with one of these words in their command line, or that a path of it ends with."""
     found = []
     for process in processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            line = process.cmdline()
-            if any(word in line or os.path.basename(line[0]) == word for word in words if line):
-                found.append(process)
+        line = command(process)
+        if any(word in line or os.path.basename(line[0]) == word for word in words if line):
+            found.append(process)
     return found
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Its command line; none of a process that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(process.cmdline())
+    return []
 
 
 def held() -> set[str]:

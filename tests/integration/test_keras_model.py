@@ -20,6 +20,7 @@ from pyspark.sql import types as T
 
 from sparktrain.errors import ColumnError, ParamError, PersistenceError
 from sparktrain.keras import KerasModel
+from tests.integration.leftovers import command, processes, running
 from tests.keras import nets
 
 pytestmark = pytest.mark.integration
@@ -149,8 +150,8 @@ def test_two_backends_on_the_same_workers(rows: DataFrame) -> None:
         model = KerasModel(model=net, feature_cols=["features"], keras_backend=backend)
         features, found[backend] = collected(model.transform(rows), "features", "prediction")
         np.testing.assert_allclose(found[backend], net.predict(features, verbose=0), atol=1e-5)
-    workers = [one for one in psutil.Process().children(recursive=True) if "pyspark.daemon" in " ".join(one.cmdline())]
-    children = [child for one in workers for child in one.children() if "spawn_main" in " ".join(child.cmdline())]
+    workers = {one.pid for one in running("pyspark.daemon")}
+    children = [one for one in processes() if "spawn_main" in " ".join(command(one)) and one.ppid() in workers]
     assert children, "no worker has computed in a child"
     for child in children:
         os.kill(child.ppid(), signal.SIGKILL)  # as Spark ends them

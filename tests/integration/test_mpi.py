@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from sparktrain import current_gang, run
 from sparktrain.errors import GangError, RankFailed
 from tests.backends import horovod, mpi
-from tests.integration.leftovers import held, running, wait_until
+from tests.integration.leftovers import command, held, running, wait_until
 
 pytestmark = [pytest.mark.integration, mpi]
 PARTS = (
@@ -137,12 +137,24 @@ def test_a_killed_rank_is_named(spark: SparkSession, tmp_path: Path, rank: int) 
     assert "SIGKILL" in error
 
 
+def program(name: str) -> psutil.Process:
+    """The one that is of this name itself."""
+    (process,) = (one for one in running(name) if os.path.basename(command(one)[0]) == name)
+    return process
+
+
+def seats(daemon: psutil.Process) -> list[psutil.Process]:
+    """Of its ranks; the daemon has a guard beside them, and mpirun names them in its command line."""
+    found = [one for one in daemon.children() if "sparktrain.backends.mpi_seat" in command(one)]
+    assert len(found) == 2
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["mpirun", "orted"])
 def test_a_killed_part_of_open_mpi_is_named(spark: SparkSession, tmp_path: Path, part: str) -> None:
     def kill(pids: list[int]) -> None:
-        (process,) = (one for one in running(part) if os.path.basename(one.cmdline()[0]) == part)
-        process.kill()
+        program(part).kill()
 
     error = fails_after(kill, tmp_path)
     assert f"{part} was killed by SIGKILL while the gang was at work" in error
@@ -150,9 +162,22 @@ def test_a_killed_part_of_open_mpi_is_named(spark: SparkSession, tmp_path: Path,
 
 
 @pytest.mark.slow
+def test_a_kill_is_named_that_is_seen_after_what_follows_from_it(spark: SparkSession, tmp_path: Path) -> None:
+    def kill(pids: list[int]) -> None:
+        daemon = program("orted")
+        daemon.suspend()
+        for seat in seats(daemon):
+            seat.kill()
+        time.sleep(0.3)
+        daemon.kill()
+
+    assert "orted was killed by SIGKILL while the gang was at work" in fails_after(kill, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_killed_seat_ends_the_gang(spark: SparkSession, tmp_path: Path) -> None:
     def kill(pids: list[int]) -> None:
-        psutil.Process(running("sparktrain.backends.mpi_seat")[0].pid).kill()
+        seats(program("orted"))[0].kill()
 
     assert "rank" in fails_after(kill, tmp_path)
 
