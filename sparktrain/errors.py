@@ -39,7 +39,23 @@ class PersistenceError(SparktrainError, RuntimeError):
 
 
 class GangError(SparktrainError, RuntimeError):
-    """The gang could not be launched or did not finish."""
+    """The gang could not be launched or did not finish.
+
+    Attributes
+    ----------
+    lost : bool
+        Whether a process, an executor or a connection was lost, which may go well another time; else the training, or
+        what it was given, is at fault.
+    """
+
+    lost = False
+
+    @classmethod
+    def of_loss(cls, message: str) -> GangError:
+        """The error of something lost."""
+        error = cls(message)
+        error.lost = True
+        return error
 
 
 class NotEnoughSlots(GangError):

@@ -6,7 +6,7 @@ import logging
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pyspark.ml.base import Estimator, Model
@@ -16,9 +16,11 @@ from pyspark.sql.types import StructType
 from sparktrain import backends, params, session, shipping
 from sparktrain.errors import ParamError
 from sparktrain.gang.launch import GangOutcome, launch
+from sparktrain.gang.restart import run_with_restarts
 from sparktrain.gang.result import DRIVER_MEMORY, MAX_RESULT_SIZE, check_rows_can_hold
 from sparktrain.gang.spec import GangSpec
 from sparktrain.params import GangParam, KeywordParams
+from sparktrain.runs import Run
 from sparktrain.shards.columns import ColumnPlan
 
 logger = logging.getLogger(__name__)
@@ -205,21 +207,31 @@ class GangEstimator(Estimator[M], HasGang, Generic[M]):
             check_rows_can_hold(
                 result_bytes, session.setting(spark, MAX_RESULT_SIZE), session.setting(spark, DRIVER_MEMORY)
             )
+        run = self._begin_run(plan, payload)
         spec = self._gang_spec(spark, num_proc, plan, payload)
         del payload  # its large part is on its way to the executors
-        outcome = launch(
-            self._shards(dataset, plan, num_proc),
-            spec,
-            partitioned=self._value(self.partitioned),
-            launch_timeout_s=self._value(self.launchTimeoutS),
-            progress_label=type(self).__name__ if self._value(self.verbose) else None,
-            result_bytes=at_most,
-        )
+        shards = self._shards(dataset, plan, num_proc)
+
+        def launched(attempt: int) -> GangOutcome:
+            return launch(
+                shards,
+                replace(spec, payload={**spec.payload, **run.told(attempt)}),
+                partitioned=self._value(self.partitioned),
+                launch_timeout_s=self._value(self.launchTimeoutS),
+                progress_label=type(self).__name__ if self._value(self.verbose) else None,
+                result_bytes=at_most,
+            )
+
+        outcome = run_with_restarts(launched, run.max_restarts, run.reached)
         logger.info("%s trained on %s rows by rank", type(self).__name__, list(outcome.rows))
         try:
             return self._create_model(outcome, plan)
         finally:
             outcome.result.close()
+
+    def _begin_run(self, plan: ColumnPlan, payload: Payload) -> Run:
+        """What a fit keeps, and how often it is launched again."""
+        return Run()
 
     def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, payload: Payload) -> GangSpec:
         return self._spec_of(spark, num_proc, plan, self.trainer, payload)

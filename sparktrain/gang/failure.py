@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sparktrain import errors
-from sparktrain.errors import GangError, RankFailed, SparktrainError
+from sparktrain.errors import GangError, GangTimeout, RankFailed, SparktrainError
 
 Cause = Literal["error", "lost", "peer"]
 """``error``: the worker raised; ``lost``: its process died; ``peer``: it met another rank's end."""
@@ -82,6 +82,8 @@ class RankReport:
         if isinstance(own, type) and issubclass(own, SparktrainError) and own is not RankFailed:
             error = own(self.message)
             assert isinstance(error, SparktrainError)
+            if isinstance(error, GangError):
+                error.lost = self.cause != "error" or isinstance(error, GangTimeout)
             return error
         parts = [f"rank {self.rank} of {self.world_size} failed on {self.host}: {self.error_type}: {self.message}"]
         if self.error_type == "ModuleNotFoundError":
@@ -90,7 +92,9 @@ class RankReport:
             parts.append(f"Traceback of rank {self.rank}:\n{self.traceback.rstrip()}")
         if self.log_tail:
             parts.append(f"Last log lines of rank {self.rank}:\n{self.log_tail.rstrip()}")
-        return RankFailed("\n\n".join(parts), self.rank, self.traceback, self.log_tail)
+        failed = RankFailed("\n\n".join(parts), self.rank, self.traceback, self.log_tail)
+        failed.lost = self.cause != "error"
+        return failed
 
 
 class ReportedFailure(GangError):
@@ -127,11 +131,11 @@ _SPARK_ERRORS = {
         "(0: no limit), and spark.driver.memory to a few times the model's size; or, on a classic session, let "
         "executors reach the driver's ports at spark.driver.host, for then large models don't come in rows"
     ),
-    "Python worker exited unexpectedly": (
-        "Spark's Python worker of a rank's task was killed or crashed on its executor; if nobody killed it, its "
-        "memory ran out: give executors more (spark.executor.memoryOverhead, spark.executor.pyspark.memory)"
-    ),
 }
+_WORKER_GONE = (
+    "Spark's Python worker of a rank's task was killed or crashed on its executor; if nobody killed it, its "
+    "memory ran out: give executors more (spark.executor.memoryOverhead, spark.executor.pyspark.memory)"
+)
 _EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \((executor \S+) .*?\)(?: Reason: (.*))?")
 _EXCEPTION_LINE = re.compile(r"^\w[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
@@ -141,8 +145,10 @@ def explain(text: str) -> GangError:
     for sign, remedy in _SPARK_ERRORS.items():
         if sign in text:
             return GangError(remedy)
+    if "Python worker exited unexpectedly" in text:
+        return GangError.of_loss(_WORKER_GONE)
     if lost := _EXECUTOR_LOST.search(text):
-        return GangError(
+        return GangError.of_loss(
             f"Spark lost {lost[1]} while a rank ran on it: {lost[2] or 'no reason given'}. If nobody ended it, its "
             "memory ran out: give executors more (spark.executor.memory, spark.executor.memoryOverhead)"
         )

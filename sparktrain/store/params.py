@@ -38,3 +38,47 @@ class HasStore(KeywordParams):
         _run_id,
         None,
     )
+
+
+class HasCheckpoints(HasStore):
+    """How often a fit writes down where it is, and how often it goes on from there."""
+
+    maxRestarts = GangParam(
+        "max_restarts",
+        "How often a gang that has lost a process, an executor or a connection is launched again, from the newest "
+        "checkpoint. A fault of the training itself is not tried again. None: 2 with a store, else 0.",
+        params.integer(0),
+        None,
+    )
+    resume = GangParam(
+        "resume",
+        "True: go on with the newest run in the store of the same model and columns, finished or not. A run_id that is "
+        "in the store already is gone on with in any case.",
+        params.boolean,
+        False,
+    )
+    checkpointEveryNEpochs = GangParam(
+        "checkpoint_every_n_epochs",
+        "With a store: epochs from one checkpoint to the next. The last epoch has one.",
+        params.integer(1),
+        1,
+    )
+    checkpointEveryNSteps = GangParam(
+        "checkpoint_every_n_steps",
+        "Steps, counted from the fit's beginning, after which one is written within an epoch. None: at epochs' ends.",
+        params.integer(1),
+        None,
+    )
+    checkpointEveryNMinutes = GangParam(
+        "checkpoint_every_n_minutes",
+        "Minutes after which one is written within an epoch. None: at epochs' ends.",
+        params.number(above=0),
+        None,
+    )
+    keepLast = GangParam("keep_last", "How many of the newest checkpoints are kept.", params.integer(1), 2)
+    keepBest = GangParam(
+        "keep_best",
+        "A key of history, such as 'val_loss': the checkpoint where it was least is kept as well.",
+        params.string,
+        None,
+    )

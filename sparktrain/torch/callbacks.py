@@ -9,7 +9,9 @@
     on_train_end
 
 A callback is pickled with the estimator, so every rank of every fit starts with a copy of its own, and what it keeps
-in itself stays there: to bring a value back, add it to ``state.history[-1]``. What it prints is in the executors'
+in itself stays there: to bring a value back, add it to ``state.history[-1]``. What it must remember where a fit goes on
+from a checkpoint it gives by `state_dict` and takes by `load_state_dict`; an epoch that goes on in its middle has begun
+already, and `on_epoch_begin` is not called again. What it prints is in the executors'
 logs, behind ``[rank N]``. With ``lr_scheduler_interval="step"`` the scheduler has stepped before `on_step_end`. What it
 changes in the model or optimizer it must change alike on all ranks; `TrainState` says which rank this is.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +102,13 @@ class Callback:
     def on_train_end(self, state: TrainState) -> None:
         """After the last epoch, before the model is handed over."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this callback: tensors, numbers, strings, lists and dicts. Rank 0's counts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from such a state; called on every rank, after `on_train_begin`."""
+
 
 class EarlyStopping(Callback):
     """Ends training when a value of ``history`` has stopped getting better, and restores the best model.
@@ -156,6 +166,13 @@ class EarlyStopping(Callback):
                 self._best_tensors = {name: tensor.detach().clone() for name, tensor in _tensors(state.model)}
         elif state.epoch - self._best_epoch >= self.patience:
             state.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "best_epoch": self._best_epoch, "best_tensors": self._best_tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best, self._best_epoch = state["best"], state["best_epoch"]
+        self._best_tensors = dict(state["best_tensors"])
 
     def on_train_end(self, state: TrainState) -> None:
         if self._best_epoch == state.epoch:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from sparktrain import persistence
+from sparktrain import persistence, runs
 from sparktrain.errors import ParamError
 from sparktrain.estimator import GangEstimator, HasTraining, Payload
 from sparktrain.gang.launch import GangOutcome
 from sparktrain.model import HasColumns
 from sparktrain.params import GangParam
+from sparktrain.runs import Run
 from sparktrain.shards.columns import ColumnPlan, ColumnPlanner
+from sparktrain.store.params import HasCheckpoints
 from sparktrain.torch import bundle
 from sparktrain.torch.checks import check_bound, check_monitored, started_from
 from sparktrain.torch.held import TorchValue
@@ -25,9 +28,17 @@ from sparktrain.torch.params import HasTorchTraining
 from sparktrain.torch.spec import TrainSpec
 from sparktrain.torch.trainer import TrainObjects
 
+logger = logging.getLogger(__name__)
+
 
 class TorchEstimator(
-    GangEstimator[TorchModel], HasTraining, HasColumns, HasModuleOutputs, HasTorchTraining, persistence.Saveable
+    GangEstimator[TorchModel],
+    HasTraining,
+    HasColumns,
+    HasModuleOutputs,
+    HasTorchTraining,
+    HasCheckpoints,
+    persistence.Saveable,
 ):
     """Trains a PyTorch model on a DataFrame, by a gang of processes on Spark's executors.
 
@@ -134,7 +145,16 @@ class TorchEstimator(
         small = {"spec": spec, "objects": packed.structure}
         return Payload(small, "tensors", packed.tensor_bytes(), packed.model_bytes)
 
+    def _begin_run(self, plan: ColumnPlan, payload: Payload) -> Run:
+        net = self._value(self.model)
+        shapes = [f"{name}: {one.dtype} {tuple(one.shape)}" for name, one in bundle.named_tensors(net)]
+        columns = [f"{one.role} {one.describe()}" for one in plan.tensors]
+        return runs.begin(self, {"model": shapes, "columns": columns})
+
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> TorchModel:
+        for info in outcome.infos:
+            for warning in info["warnings"]:
+                logger.warning("%s", warning)
         packed = bundle.dump(self._value(self.model), self._value(self.model))
         result = bundle.tensors_from_file(outcome.result.path)
         net = bundle.load(packed.structure, {**packed.tensors, **result}).eval()

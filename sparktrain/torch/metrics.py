@@ -84,6 +84,30 @@ class EpochMeans:
     def local_rows(self) -> int:
         return self._rows
 
+    def state(self) -> dict[str, Any]:
+        """What has been added up, as tensors and numbers."""
+        return {
+            "numerators": self._numerators,
+            "denominators": self._denominators,
+            "sums": self._sums,
+            "rows": self._rows,
+            "objects": {name: [_own_state(one) for one in _stateful(it)] for name, it in self._objects.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        device = self._numerators.device
+        self._numerators, self._denominators = state["numerators"].to(device), state["denominators"].to(device)
+        self._sums, self._rows = state["sums"], state["rows"]
+        for name, metric in self._objects.items():
+            for one, (count, values) in zip(_stateful(metric), state["objects"][name], strict=True):
+                for key, value in values.items():
+                    own = getattr(one, key)
+                    where = own.device if isinstance(own, Tensor) else one.device
+                    moved = [part.to(where) for part in value] if isinstance(value, list) else value.to(where)
+                    setattr(one, key, moved)
+                one._update_count, one._computed = count, None
+
     def reduce(self, collective: Collective, weights: Sequence[float], prefix: str = "") -> dict[str, float]:
         """The global values by name, ``loss`` first; every rank calls it, also one that saw no rows."""
         rows = torch.tensor([self._rows], dtype=torch.float64)
@@ -166,6 +190,11 @@ def _stateful(metric: nn.Module) -> list[Any]:
         if reductions is not None:
             found.setdefault(id(reductions), module)
     return list(found.values())
+
+
+def _own_state(metric: Any) -> list[Any]:
+    """How often it was updated, and its states by name."""
+    return [metric._update_count, {name: getattr(metric, name) for name in metric._reductions}]
 
 
 def _merge_states(ranks: Sequence[Any]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,13 @@ class Precision:
         skipped = self._attempted - self._taken
         self._attempted = self._taken = 0
         return skipped
+
+    def state(self) -> dict[str, Any]:
+        return {"scaler": self._scaler.state_dict(), "attempted": self._attempted, "taken": self._taken}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._scaler.load_state_dict(state["scaler"])
+        self._attempted, self._taken = state["attempted"], state["taken"]
 
     def step(self, optimizer: Optimizer, parameters: Iterable[Tensor], max_norm: float | None) -> None:
         """Unscale, clip and apply the gradients; with fp16, skip the step where they overflowed."""

@@ -12,7 +12,6 @@ import copy
 import os
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,25 +21,29 @@ import torch
 import torch._dynamo  # an optimizer imports it when first made; here that overlaps the spool
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sparktrain.arguments import TransformBatch
-from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
 from sparktrain.shards.split import Split
+from sparktrain.store.checkpoints import CheckpointSpec, Position
+from sparktrain.store.run import check_seen
 from sparktrain.torch import bundle
 from sparktrain.torch.averaging import Averaging
 from sparktrain.torch.batchnorm import synchronise
 from sparktrain.torch.callbacks import Callback, TrainState
+from sparktrain.torch.checkpoint import Saver
 from sparktrain.torch.collective import Alone, Collective, TorchDistributed, joining
 from sparktrain.torch.denominators import Denominators
 from sparktrain.torch.loss import Criterion
 from sparktrain.torch.metrics import EpochMeans, is_metric_object
+from sparktrain.torch.optim import optimizer_of, scheduler_of
 from sparktrain.torch.precision import Precision
 from sparktrain.torch.progress import Progress
 from sparktrain.torch.spec import TrainSpec
+from sparktrain.torch.state import FitState, State, generators, load_tensors, numbers, set_generators, tensors_of
 from sparktrain.torch.step import Batch, Feed, LossStep, StepResult
 from sparktrain.torch.strategy import DataParallel, Strategy
 
@@ -62,6 +65,9 @@ def train(context: WorkerContext) -> dict[str, Any]:
     """The worker's entry: train, and leave the final tensors in rank 0's result file."""
     job = context.job
     spec: TrainSpec = context.payload["spec"]
+    checkpoints: CheckpointSpec | None = context.payload.get("checkpoints")
+    if checkpoints is not None:
+        check_seen(checkpoints.run_url, f"rank {context.gang.rank} on {context.gang.hosts[context.gang.rank]}")
     if job.payload_path:
         tensors = bundle.tensors_from_file(job.payload_path)
     else:
@@ -71,7 +77,7 @@ def train(context: WorkerContext) -> dict[str, Any]:
     shard = open_shard(job.tensors, job.tensor_fds, job.rows)
     device = torch.device("cuda", 0) if context.gang.device == "cuda" else torch.device("cpu")
     with joining(job.backend)(context.gang, job.listen_fd) as collective:
-        trainer = Trainer(spec, objects, shard, collective, device, context.emit)
+        trainer = Trainer(spec, objects, shard, collective, device, context.emit, checkpoints=checkpoints)
         history = trainer.fit()
     if context.gang.rank == 0:
         _write_result(objects.model, job.result_fd)
@@ -79,18 +85,13 @@ def train(context: WorkerContext) -> dict[str, Any]:
         "history": history if context.gang.rank == 0 else None,
         "inputs": [spec.shape for spec in shard.specs("input")],
         "outputs": trainer.output_shapes,
+        "warnings": trainer.warnings,
     }
 
 
 def _write_result(model: nn.Module, fd: int) -> None:
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in bundle.named_tensors(model):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = bundle.plain(tensor)
     with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(bundle.to_bytes(tensors))
+        file.write(bundle.to_bytes({name: bundle.plain(tensor) for name, tensor in tensors_of(model).items()}))
 
 
 class Trainer:
@@ -108,6 +109,8 @@ class Trainer:
         Takes progress events.
     strategy : Strategy or None
         By default as the collective allows.
+    checkpoints : CheckpointSpec or None
+        None: it writes none.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Trainer:
         device: torch.device,
         emit: Callable[[Event], None],
         strategy: Strategy | None = None,
+        checkpoints: CheckpointSpec | None = None,
     ) -> None:
         self._spec = spec
         self._shard = shard
@@ -152,13 +156,21 @@ class Trainer:
         ).to(device)
         self._strategy = strategy or replicas(collective, spec)
         self._wrapped = self._strategy.wrap(self._step)
-        self._optimizer: Optimizer = _optimizer(objects.optimizer, self._model)
+        self._optimizer: Optimizer = optimizer_of(objects.optimizer, self._model)
         self._precision.watch(self._optimizer)
         self._trained_parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self._scheduler = _scheduler(objects.lr_scheduler, self._optimizer)
+        self._scheduler = scheduler_of(objects.lr_scheduler, self._optimizer)
         self._state = TrainState(
             collective.rank, collective.world_size, self._model, self._optimizer, spec.epochs, steps=self._steps
         )
+        self._fit_state = FitState(self._state, self._precision, self._scheduler, self._callbacks)
+        self._saver = None if checkpoints is None else Saver(checkpoints, collective, self._facts())
+        self._begun, self._rate = 0.0, 0.0
+
+    @property
+    def warnings(self) -> list[str]:
+        """For the driver."""
+        return [] if self._saver is None else self._saver.warnings
 
     def _counted_denominators(self) -> list[bool]:
         """For each loss, whether labels anywhere in the gang need its denominator counted by label."""
@@ -179,27 +191,39 @@ class Trainer:
         """
         state = self._state
         self._call(Callback.on_train_begin)
-        for epoch in range(self._spec.epochs):
-            state.epoch, state.step = epoch + 1, 0
-            state.history.append(self._epoch(epoch))
-            self._call(Callback.on_epoch_end)
-            if self._callbacks and any(self._collective.gather(int(state.should_stop))):
+        start, own = self._resume()
+        for epoch in range(start.epoch, self._spec.epochs):
+            if state.should_stop:
                 break
+            state.epoch = epoch + 1
+            state.history.append(self._epoch(epoch, start.step if epoch == start.epoch else 0, own))
+            self._call(Callback.on_epoch_end)
+            if self._callbacks:
+                state.should_stop = any(self._collective.gather(int(state.should_stop)))
+            self._save_after(epoch + 1)
         self._call(Callback.on_train_end)
+        if self._saver is not None:
+            self._saver.finish()
         if self._collective.rank == 0:
             self._emit({"kind": "finished"})
-        return [{name: _number(name, value) for name, value in entry.items()} for entry in state.history]
+        return [numbers(entry) for entry in state.history]
 
     def _call(self, point: Callable[[Callback, TrainState], None]) -> None:
         for callback in self._callbacks:
             getattr(callback, point.__name__)(self._state)
 
-    def _epoch(self, epoch: int) -> dict[str, float]:
-        started = time.perf_counter()
-        _seed_everything(self._spec.seed, epoch, self._collective.rank)
-        self._call(Callback.on_epoch_begin)
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        means = self._train_epoch(epoch)
+    def _epoch(self, epoch: int, first_step: int, own: State) -> dict[str, float]:
+        """One epoch, or what is left of it; `own` is this rank's state after the steps before the first one."""
+        if first_step:
+            self._begun = time.perf_counter() - own["seconds"]
+        else:
+            self._begun = time.perf_counter()
+            self._state.step = 0
+            _seed_everything(self._spec.seed, epoch, self._collective.rank)
+            self._call(Callback.on_epoch_begin)
+            self._rate = float(self._optimizer.param_groups[0]["lr"])
+        started = self._begun
+        means = self._train_epoch(epoch, first_step, own)
         trained = time.perf_counter() - started
         self._strategy.end_epoch(self._model, means.local_rows)
         entry: dict[str, float] = {"epoch": epoch + 1}
@@ -211,25 +235,80 @@ class Trainer:
         skipped = self._precision.skipped_steps()
         if skipped is not None:
             entry["skipped_steps"] = skipped
-        entry["lr"] = rate
+        entry["lr"] = self._rate
         entry["rows_per_s"] = sum(self._rows_by_rank) / trained
         entry["seconds"] = time.perf_counter() - started
         return entry
 
-    def _train_epoch(self, epoch: int) -> EpochMeans:
+    def _train_epoch(self, epoch: int, first_step: int, own: State) -> EpochMeans:
         spec = self._spec
         order = self._split.epoch_order(epoch, seed=spec.seed, shuffle=spec.shuffle)
         means = EpochMeans([one.link for one in self._criteria], self._metrics)
         progress = Progress(self._emit, epoch + 1, spec, self._steps, active=self._collective.rank == 0)
         self._model.train()
-        for step in range(self._steps):
+        if first_step:
+            means.load(own["means"])
+            set_generators(own["generators"], self._device)
+        for step in range(first_step, self._steps):
             global_rows = sum(plan.rows_in_step(self._rows_by_rank, spec.step_rows, step))
             rows = order[step * spec.step_rows : (step + 1) * spec.step_rows]
             self._train_step(self._batches(rows, step), global_rows, means)
             self._state.step = step + 1
             self._call(Callback.on_step_end)
             progress.report(step + 1, global_rows, means)
+            self._save_within(epoch, step + 1, means)
         return means
+
+    def _facts(self) -> dict[str, Any]:
+        """What must be the same where an epoch goes on in its middle."""
+        return {
+            "world_size": self._collective.world_size,
+            "step_rows": self._spec.step_rows,
+            "seed": self._spec.seed,
+            "shuffle": self._spec.shuffle,
+            "rows": list(self._rows_by_rank),
+            "digest": str(self._split.digest),
+        }
+
+    def _resume(self) -> tuple[Position, State]:
+        """Where to go on, and what this rank had added up of that epoch; the rest is as it was there."""
+        if self._saver is None:
+            return Position(0), {}
+        self._fit_state.check()
+        found = self._saver.restore()
+        if found is None:
+            return Position(0), {}
+        position, state, own = found
+        self._fit_state.load(state, self._device)
+        self.output_shapes = None if state["outputs"] is None else [(name, shape) for name, shape in state["outputs"]]
+        self._rate = state["lr"]
+        self._state.epoch, self._state.step = position.epoch + (position.step > 0), position.step
+        if own:
+            load_tensors(self._model, own["buffers"], self._device)
+        return position, own
+
+    def _save_within(self, epoch: int, step: int, means: EpochMeans) -> None:
+        if self._saver is None or step == self._steps or not self._saver.is_due_within(epoch * self._steps + step):
+            return
+        own = {
+            "facts": self._facts(),
+            "generators": generators(self._device),
+            "means": means.state(),
+            "buffers": dict(self._model.named_buffers()),
+            "seconds": time.perf_counter() - self._begun,
+        }
+        whole = self._whole_state() if self._collective.rank == 0 else {}
+        self._saver.save(Position(epoch, step), {**whole, **own}, alone=False, history=self._state.history)
+
+    def _save_after(self, epochs: int) -> None:
+        last = epochs == self._spec.epochs or self._state.should_stop
+        if self._saver is not None and self._saver.is_due_after(epochs, last=last):
+            state = self._whole_state() if self._collective.rank == 0 else {}
+            self._saver.save(Position(epochs), state, alone=True, history=self._state.history)
+
+    def _whole_state(self) -> State:
+        """What all ranks have in common."""
+        return {**self._fit_state.state(), "outputs": self.output_shapes, "lr": self._rate}
 
     def _batches(self, rows: plan.Indices, step: int) -> list[Batch]:
         """A step's rows in batches; where the model holds collectives, as many (perhaps empty) as the peers have."""
@@ -325,40 +404,9 @@ def _copies(metrics: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: metric.to(device) if is_metric_object(metric) else metric for name, metric in copies.items()}
 
 
-def _number(name: str, value: Any) -> float:
-    """A value of history as JSON takes it; a callback may have added any.
-
-    Raises
-    ------
-    ParamError
-        Where it is no number.
-    """
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise ParamError(f"a callback added {name!r} to history, a {type(value).__name__}; history holds numbers")
-    return value if isinstance(value, (int, float)) else float(value)
-
-
 def _seed_everything(seed: int, epoch: int, rank: int) -> None:
     """Dropout and the like differ by rank and epoch, and are the same whenever this epoch runs."""
     derived = int(np.random.SeedSequence([seed, epoch, rank]).generate_state(1)[0])
     torch.manual_seed(derived)
     np.random.seed(derived)
     random.seed(derived)
-
-
-def _optimizer(given: Any, model: nn.Module) -> Optimizer:
-    if not isinstance(given, Optimizer):
-        given = given(model.parameters())
-    given.load_state_dict(given.state_dict())  # state of a used optimizer moves to the parameters' device
-    assert isinstance(given, Optimizer)
-    return given
-
-
-def _scheduler(given: Any, optimizer: Optimizer) -> LRScheduler | None:
-    if given is None:
-        return None
-    # An instance that was pickled has lost its hook on optimizer.step(), which only serves this warning.
-    warnings.filterwarnings("ignore", "Seems like `optimizer.step", UserWarning)
-    scheduler = given if isinstance(given, LRScheduler) else given(optimizer)
-    assert isinstance(scheduler, LRScheduler)
-    return scheduler

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 
 import pytest
 import torch
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
+from sparktrain import current_gang, run
 from sparktrain.errors import DataError, GangError, NotEnoughSlots, RankFailed
 from sparktrain.torch import TorchEstimator, TorchModel
 from tests.integration.nets import Faulty
@@ -73,8 +76,29 @@ def main(directory: str) -> None:
     expect(NotEnoughSlots, "num_proc=3, but the cluster runs 2 tasks", estimator.copy().setNumProc(3), df)
     nulls = df.withColumn("x", F.when(F.col("id") > 3, F.col("x")))
     expect(DataError, "null rows", estimator, nulls)
+    run_functions(df)
     spark.stop()
     print("connect: all passed")
+
+
+def run_functions(df: DataFrame) -> None:
+    """`sparktrain.run`: results, rows, and what ranks print, which Connect brings at the end."""
+
+    def work(base: int) -> tuple[int, float]:
+        gang = current_gang()
+        print("line of", gang.rank)
+        return base + gang.rank, 0.0 if gang.shard is None else float(gang.shard.arrays()["x"].sum())
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert run(work, (10,), num_proc=2) == [(10, 0.0), (11, 0.0)]
+    assert sorted(printed.getvalue().splitlines()) == ["[rank 0] line of 0", "[rank 1] line of 1"]
+    found = run(work, (10,), df=df.select("x"), num_proc=2, verbose=0)
+    assert [base for base, _ in found] == [10, 11]
+    total = df.agg(F.sum("x")).collect()[0][0]
+    assert abs(sum(part for _, part in found) - total) < 1e-3
+    with pytest.raises(RankFailed, match=r"rank [01] of 2 failed .*ZeroDivisionError"):
+        run(lambda: 1 / 0, num_proc=2, verbose=0)
 
 
 if __name__ == "__main__":

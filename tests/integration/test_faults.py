@@ -19,7 +19,7 @@ from torch import nn
 from sparktrain.errors import GangError, RankFailed, SparktrainError
 from sparktrain.torch import TorchEstimator
 from sparktrain.xgboost import XGBoostRegressor
-from tests.backends import BACKENDS, horovod
+from tests.backends import BACKENDS, OTHERS
 from tests.integration.boosts import Fault
 from tests.integration.leftovers import all_training, held, wait_until, workers
 from tests.integration.nets import Faulty, Line
@@ -107,7 +107,12 @@ class Fit(threading.Thread):
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
-    ("fault", "backend"), [("sleep", "native"), ("c_call", "native"), pytest.param("c_call", "horovod", marks=horovod)]
+    ("fault", "backend"),
+    [
+        ("sleep", "native"),
+        ("c_call", "native"),
+        *(pytest.param("c_call", *one.values, marks=one.marks) for one in OTHERS),
+    ],
 )
 def test_a_cancelled_job_leaves_nothing(
     spark: SparkSession, line: DataFrame, before: set[str], fault: str, backend: str

@@ -22,11 +22,10 @@ from sparktrain.keras import KerasEstimator
 from sparktrain.torch import Callback, TorchEstimator
 from sparktrain.torch.callbacks import TrainState
 from sparktrain.xgboost import XGBoostRegressor
-from tests.backends import horovod, mpi
+from tests.backends import OTHERS, horovod
 from tests.integration.leftovers import wait_until, workers
 
 pytestmark = pytest.mark.integration
-OVER = ("horovod", pytest.param("mpi", marks=mpi))
 COMMON: dict[str, Any] = {"feature_cols": ["features"], "num_proc": 2, "batch_size": 16, "epochs": 2, "verbose": 0}
 
 
@@ -57,9 +56,8 @@ def torch_estimator(**given: Any) -> TorchEstimator:
     )
 
 
-@horovod
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("backend", OVER)
+@pytest.mark.parametrize("backend", OTHERS)
 def test_a_torch_estimator_trains_as_on_the_native_backend(df: DataFrame, backend: str) -> None:
     given = {"backward_passes_per_step": 2, "validation": 0.2}
     over = torch_estimator(backend=backend, callbacks=[AsksHorovod()], **given).fit(df)
@@ -95,9 +93,8 @@ def keras_model() -> keras.Model:
     return model
 
 
-@horovod
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("backend", OVER)
+@pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"])
 def test_a_keras_estimator_trains_as_on_the_native_backend(df: DataFrame, framework: str, backend: str) -> None:
     given = {**COMMON, "label_cols": ["y"], "keras_backend": framework, "sync_batchnorm": True}
@@ -123,10 +120,10 @@ class Dies(callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@horovod
 @pytest.mark.timeout(90)
-def test_a_killed_rank_of_keras_is_named_and_leaves_nothing(df: DataFrame) -> None:
-    given = {**COMMON, "label_cols": ["y"], "keras_backend": "tensorflow", "backend": "horovod"}
+@pytest.mark.parametrize("backend", OTHERS)
+def test_a_killed_rank_of_keras_is_named_and_leaves_nothing(df: DataFrame, backend: str) -> None:
+    given = {**COMMON, "label_cols": ["y"], "keras_backend": "tensorflow", "backend": backend}
     with pytest.raises(RankFailed, match=r"rank 1 of 2 failed .* killed by SIGKILL"):
         KerasEstimator(model=keras_model(), callbacks=[Dies()], **given).fit(df)
     assert wait_until(lambda: not workers(), 20)
@@ -147,16 +144,16 @@ class Sleeps(nn.Module):
         return self.linear(features)
 
 
-@horovod
 @pytest.mark.timeout(90)
-def test_a_rank_that_takes_no_part_ends_the_wait(df: DataFrame) -> None:
+@pytest.mark.parametrize("backend", OTHERS)
+def test_a_rank_that_takes_no_part_ends_the_wait(df: DataFrame, backend: str) -> None:
     net = Sleeps()
     estimator = TorchEstimator(
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         loss=nn.MSELoss(),
         label_cols=["y"],
-        backend="horovod",
+        backend=backend,
         collective_timeout_s=3,
         **COMMON,
     )

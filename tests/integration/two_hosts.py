@@ -58,6 +58,21 @@ def ports_in_use(number: int) -> set[int]:
 
 
 @contextlib.contextmanager
+def firewall() -> Iterator[None]:
+    """From the workers' hosts only Spark's own ports of the driver's can be reached."""
+    open_ports = f"{min(MASTER_PORT, *PORTS)}-{max(MASTER_PORT, *PORTS)}"
+    rules = [["to", DRIVER, "ipproto", "tcp", "dport", open_ports, "lookup", "main", "pref", "10"]]
+    rules += [["to", DRIVER, "ipproto", "tcp", "prohibit", "pref", "11"]]
+    names = [f"sparktrain-{number}" for number in range(len(WORKERS))]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            for rule in rules:
+                run("ip", "-n", name, "rule", "add", *rule)
+                stack.callback(run, "ip", "-n", name, "rule", "del", *rule)
+        yield
+
+
+@contextlib.contextmanager
 def cluster(directory: Path) -> Iterator[str]:
     """A master on the driver's host and one worker of one core on each of the others; yields its URL."""
     home = os.path.dirname(pyspark.__file__)

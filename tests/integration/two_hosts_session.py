@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from sparktrain import backends, current_gang, run
 from sparktrain.torch import TorchEstimator
 from sparktrain.xgboost import XGBoostRegressor
 from tests.integration.nets import Line
-from tests.integration.two_hosts import PORTS, WORKERS
+from tests.integration.two_hosts import DRIVER, PORTS, WORKERS, firewall
 
 
 def boost(df: DataFrame) -> None:
@@ -96,11 +98,24 @@ def main(master: str, driver: str) -> None:
         if backends.load(backend).missing() is None:
             train(df, backend)
             talk(backend, function)
+    train_behind_a_firewall(df)
     spark.stop()
     print("two hosts: all passed")
 
 
-def train(df: DataFrame, backend: str) -> None:
+def train_behind_a_firewall(df: DataFrame) -> None:
+    """Who can't reach the driver's port for progress trains all the same, and says so."""
+    logger, notes = logging.getLogger("sparktrain"), io.StringIO()
+    handler = logging.StreamHandler(notes)
+    logger.addHandler(handler)
+    with firewall():
+        train(df, "native", verbose=1)
+    logger.removeHandler(handler)
+    assert f"the gang's progress was not shown: the driver at {DRIVER}:" in notes.getvalue(), notes.getvalue()
+    assert "can't be reached" in notes.getvalue()
+
+
+def train(df: DataFrame, backend: str, verbose: int = 0) -> None:
     """Two ranks end with the weights of one process."""
     net = Line()
     model = TorchEstimator(
@@ -114,7 +129,7 @@ def train(df: DataFrame, backend: str) -> None:
         batch_size=600,
         epochs=3,
         launch_timeout_s=60,
-        verbose=0,
+        verbose=verbose,
     ).fit(df)
     rows = df.collect()
     features, labels = (torch.tensor([[row[name]] for row in rows]) for name in ("x", "y"))

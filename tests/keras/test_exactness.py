@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends import horovod
+from tests.backends import OTHERS
 from tests.keras.rank import run_ranks
 
 pytestmark = pytest.mark.timeout(900)
@@ -33,16 +33,22 @@ def test_n_ranks_train_as_one_process(framework: str, plain: dict[str, Any], wor
     assert_same(framework, plain, ranks)
 
 
-@horovod
+@pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"], indirect=True)
 @pytest.mark.parametrize(
     ("world", "cases"), [pytest.param(3, BRIEF, id="brief"), pytest.param(2, "", id="all", marks=pytest.mark.slow)]
 )
-def test_over_horovod(
-    framework: str, plain: dict[str, Any], world: int, cases: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_over_other_backends(
+    framework: str,
+    plain: dict[str, Any],
+    world: int,
+    cases: str,
+    backend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SPARKTRAIN_CASES", cases)
-    ranks = run_ranks(framework, "tests.keras.exactness:train", world, tmp_path, backend="horovod")
+    ranks = run_ranks(framework, "tests.keras.exactness:train", world, tmp_path, backend=backend)
     assert len(ranks[0]) >= len(cases.split())
     assert_same(framework, plain, ranks)
 

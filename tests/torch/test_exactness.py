@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparktrain.shards import plan
-from tests.backends import horovod
+from tests.backends import OTHERS
 from tests.torch.cases import SEED, Case, brief, cases, rows_of
 from tests.torch.rank import run_ranks
 
@@ -81,17 +81,27 @@ def plain_loss(
     return (rows * weights).sum() / total.clamp(min=1e-30), float(total)
 
 
-@pytest.mark.parametrize("backend", ["native", pytest.param("horovod", marks=[horovod, pytest.mark.slow])])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_gang_equals_one_process(world: int, backend: str, tmp_path: Path) -> None:
-    results = run_ranks("tests.torch.cases:run_all", world, tmp_path, timeout_s=280, backend=backend)
+def test_gang_equals_one_process(world: int, tmp_path: Path) -> None:
+    assert_all_same("native", world, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_all_over_other_backends(world: int, backend: str, tmp_path: Path) -> None:
+    assert_all_same(backend, world, tmp_path)
+
+
+def assert_all_same(backend: str, world: int, out: Path) -> None:
+    results = run_ranks("tests.torch.cases:run_all", world, out, timeout_s=280, backend=backend)
     assert assert_same(cases(world), results) == {1: 47, 2: 141, 3: 94}[world]
 
 
-@horovod
+@pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize("world", [2, 3])
-def test_uneven_shards_over_horovod(world: int, tmp_path: Path) -> None:
-    results = run_ranks("tests.torch.cases:run_brief", world, tmp_path, backend="horovod")
+def test_uneven_shards_over_other_backends(world: int, backend: str, tmp_path: Path) -> None:
+    results = run_ranks("tests.torch.cases:run_brief", world, tmp_path, backend=backend)
     assert assert_same(brief(world), results) == 32
 
 
