@@ -148,7 +148,7 @@ class TorchEstimator(
     def _begin_run(self, plan: ColumnPlan, payload: Payload) -> Run:
         net = self._value(self.model)
         shapes = [f"{name}: {one.dtype} {tuple(one.shape)}" for name, one in bundle.named_tensors(net)]
-        columns = [f"{one.role} {one.describe()}" for one in plan.tensors]
+        columns = [f"{one.role} {one.describe()} ({', '.join(c.kind for c in one.columns)})" for one in plan.tensors]
         return runs.begin(self, {"model": shapes, "columns": columns})
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> TorchModel:

@@ -53,7 +53,7 @@ class Breaks(Callback):
 
 def rows(spark: SparkSession) -> DataFrame:
     x = [(F.sin(F.col("id") * (one + 1))).cast("float").alias(f"x{one}") for one in range(4)]
-    return spark.range(1000).select(*x).withColumn("y", (F.col("x0") - 2 * F.col("x3")).cast("float"))
+    return spark.range(0, 1000, 1, 3).select(*x).withColumn("y", (F.col("x0") - 2 * F.col("x3")).cast("float"))
 
 
 def estimator(**given: Any) -> TorchEstimator:
