@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.backends import OTHERS
+from tests.backends import horovod, mpi
 from tests.keras.rank import run_ranks
 
 pytestmark = pytest.mark.timeout(900)
@@ -33,7 +33,9 @@ def test_n_ranks_train_as_one_process(framework: str, plain: dict[str, Any], wor
     assert_same(framework, plain, ranks)
 
 
-@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("horovod", marks=horovod), pytest.param("mpi", marks=[horovod, mpi, pytest.mark.slow])]
+)
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"], indirect=True)
 @pytest.mark.parametrize(
     ("world", "cases"), [pytest.param(3, BRIEF, id="brief"), pytest.param(2, "", id="all", marks=pytest.mark.slow)]

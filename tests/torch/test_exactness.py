@@ -99,7 +99,7 @@ def assert_all_same(backend: str, world: int, out: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", OTHERS)
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_uneven_shards_over_other_backends(world: int, backend: str, tmp_path: Path) -> None:
     results = run_ranks("tests.torch.cases:run_brief", world, tmp_path, backend=backend)
     assert assert_same(brief(world), results) == 32
