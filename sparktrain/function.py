@@ -96,7 +96,12 @@ def _work(context: WorkerContext) -> Script | Call:
 def _result(work: Script | Call, scratch: str) -> Any:
     if isinstance(work, Script):
         return work.run(scratch)
-    return work.function(*work.arguments, **work.keywords)
+    try:
+        return work.function(*work.arguments, **work.keywords)
+    except SystemExit as end:
+        if end.code in (None, 0):  # as a script may end
+            return None
+        raise
 
 
 def _dump(result: Any, file: Any, rank: int) -> None:

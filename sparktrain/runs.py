@@ -35,11 +35,9 @@ class Run:
         """For the trainer's payload, at this launch (counted from 0)."""
         if self.checkpoints is None:
             return {}
-        return {
-            "checkpoints": replace(
-                self.checkpoints, attempt=uuid.uuid4().hex, resume=self.checkpoints.resume or attempt > 0
-            )
-        }
+        token = uuid.uuid4().hex
+        record.claim(self.checkpoints.run_url, token)
+        return {"checkpoints": replace(self.checkpoints, attempt=token, resume=self.checkpoints.resume or attempt > 0)}
 
     def reached(self) -> str:
         """Names the newest checkpoint; empty: there is none."""

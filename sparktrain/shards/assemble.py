@@ -60,8 +60,10 @@ def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> A
     if len(present) == 1:
         rows = present[0]
     else:
+        if not all([_fits(spec, flat_rows(values), faults) for values in present]):
+            return None
         rows = np.concatenate([flat_rows(values).astype(spec.dtype, copy=False) for values in present], axis=1)
-    if not _check_values(spec, rows, faults):
+    if not _fits(spec, flat_rows(rows), faults) or not _check_values(spec, rows, faults):
         return None
     return _shaped(spec, rows).astype(spec.dtype, copy=False)
 
@@ -81,6 +83,8 @@ def assemble_ragged(spec: TensorSpec, columns: Sequence[pa.Array], faults: Fault
         faults.add(spec.name, f"rows longer than pad={spec.pad} (raise it, or cut them: F.slice)", longer)
         if longer:
             return None
+    if not _fits(spec, flat_rows(items), faults):
+        return None
     return Ragged.of(items.astype(spec.dtype, copy=False), lengths, spec.pad)
 
 
@@ -147,6 +151,22 @@ def _count_infinite(column: str, rows: Array, dtype: str, faults: Faults) -> boo
     count = int(np.count_nonzero(np.isinf(_cast(rows, dtype)).any(axis=1)))
     faults.add(column, INFINITE, count)
     return count > 0
+
+
+def _fits(spec: TensorSpec, rows: Array, faults: Faults) -> bool:
+    """Whether whole numbers stay the same in the tensor's own type; `rows` has two axes."""
+    own = np.dtype(spec.dtype)
+    if (
+        own.kind not in "iub"
+        or np.can_cast(rows.dtype, own, "safe")
+        or (spec.role == "label" and rows.dtype.kind == "f")
+    ):
+        return True  # of labels `_check_values` tells more
+    with np.errstate(invalid="ignore", over="ignore"):
+        changed = rows.astype(own).astype(rows.dtype) != rows
+    count = int(np.count_nonzero(changed.any(axis=1)))
+    faults.add(spec.name, f"rows with values that are no {spec.dtype} (not whole, or out of its range)", count)
+    return not count
 
 
 def _check_values(spec: TensorSpec, rows: Array, faults: Faults) -> bool:

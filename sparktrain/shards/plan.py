@@ -127,6 +127,29 @@ def digest(keys: Array, rows: Indices) -> int:
     return int.from_bytes(state.digest(), "little")
 
 
+def fingerprint(keys: Array, columns: Sequence[Array]) -> int:
+    """A 64-bit number that rows have in common however they are dealt and ordered, and that other rows hardly have.
+
+    Parameters
+    ----------
+    keys : ndarray, shape (rows,)
+    columns : sequence of ndarray, shape (rows, …)
+        Of which each row's first value counts.
+    """
+    total = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for part in _chunks(len(keys)):
+            mixed = keys[part].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            for column in columns:
+                first = column[part].reshape(len(mixed), -1)[:, :1]
+                if first.shape[1]:
+                    bits = np.ascontiguousarray(first[:, 0], np.float64).view(np.uint64)
+                    mixed = (mixed ^ bits) * np.uint64(0xBF58476D1CE4E5B9)
+                    mixed ^= mixed >> np.uint64(29)
+            total += mixed.sum(dtype=np.uint64)
+    return int(total)
+
+
 def epoch_order(rows: Indices, *, seed: int, epoch: int, shard_digest: int, shuffle: bool) -> Indices:
     """The order in which an epoch (counted from 0) visits `rows`."""
     if not shuffle:

@@ -169,14 +169,21 @@ class Checkpoints:
         return found
 
     def keep(self, last: int, best: Position | None) -> None:
-        """Remove all but the newest `last` and `best`, and what was left incomplete before those."""
+        """Remove all but the newest `last`, the newest at an epoch's end and `best`, and older ones left incomplete."""
         complete = self.positions()
         if not complete:
             return
-        kept = {*complete[:last], best}
+        at_ends = [one for one in complete if not one.step]
+        kept = {*complete[:last], *at_ends[:1], best}
         for position in self._found():
             if position not in kept and position < complete[0]:
                 self._remove(position)
+
+    def remove_after(self, position: Position | None) -> None:
+        """Remove those that a fit which goes on from there will write anew; None: all."""
+        for one in self._found():
+            if position is None or one > position:
+                self._remove(one)
 
     def _remove(self, position: Position) -> None:
         directory = posixpath.join(self._root, position.name)
@@ -246,13 +253,13 @@ class Background:
 
     Attributes
     ----------
-    trouble : str or None
+    trouble : Exception or None
         What went wrong last.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self.trouble: str | None = None
+        self.trouble: Exception | None = None
 
     def do(self, work: Callable[[], None]) -> None:
         """Begin it, when what was begun before is done."""
@@ -271,4 +278,4 @@ class Background:
             work()
             self.trouble = None
         except Exception as error:
-            self.trouble = f"{type(error).__name__}: {error}"
+            self.trouble = error

@@ -16,8 +16,9 @@ from typing import IO, Any
 
 import torch
 
-from sparktrain.errors import ParamError
+from sparktrain.errors import GangError, ParamError
 from sparktrain.store.checkpoints import Background, Checkpoints, CheckpointSpec, DamagedCheckpoint, Facts, Position
+from sparktrain.store.run import TakenOver, check_claim
 from sparktrain.torch.collective import Collective
 from sparktrain.torch.state import State
 
@@ -38,11 +39,14 @@ class Saver:
     ----------
     warnings : list of str
         For the driver.
+    rows_differ : bool
+        Whether the rows are others than those of the checkpoint that the fit goes on from.
     """
 
     def __init__(self, spec: CheckpointSpec, collective: Collective, facts: Facts) -> None:
         self._spec, self._collective, self._facts = spec, collective, facts
         self.warnings: list[str] = []
+        self.rows_differ = False
         self._store = Checkpoints(spec.run_url)
         self._background = Background()
         self._written_at = time.monotonic()
@@ -84,6 +88,7 @@ class Saver:
             def save(file: IO[bytes]) -> None:
                 torch.save(kept, file)
 
+            check_claim(self._spec.run_url, self._spec.attempt)
             self._store.write(position, rank, ranks, self._spec.attempt, save, self._facts)
             if rank == 0:
                 self._store.keep(self._spec.keep_last, None if self._best is None else self._best[1])
@@ -98,9 +103,11 @@ class Saver:
 
     def _tell(self) -> None:
         trouble = self._background.trouble
-        if trouble is not None and trouble not in self._told:
-            self._told.add(trouble)
-            self._warn(f"a checkpoint could not be written: {trouble}")
+        if isinstance(trouble, TakenOver):
+            raise GangError(str(trouble))
+        if trouble is not None and str(trouble) not in self._told:
+            self._told.add(str(trouble))
+            self._warn(f"a checkpoint could not be written: {type(trouble).__name__}: {trouble}")
 
     def _warn(self, text: str) -> None:
         logger.warning("%s", text)
@@ -133,15 +140,34 @@ class Saver:
             try:
                 state = self._read(position)
                 trouble = ""
-            except (DamagedCheckpoint, OSError) as error:
+            except DamagedCheckpoint as error:
                 trouble = str(error)
+            except OSError as error:
+                raise GangError.of_loss(f"the store at {self._spec.run_url} can't be read: {error}") from error
             troubles = [one.decode() for one in collective.gather_bytes(trouble.encode())]
             if not any(troubles):
                 assert state is not None
+                self._go_on_from(position, *state)
                 return position, *state
             if collective.rank == 0:
                 self._warn(f"passed over a checkpoint: {next(one for one in troubles if one)}")
+        if collective.rank == 0:
+            self._store.remove_after(None)
         return None
+
+    def _go_on_from(self, position: Position, state: State, own: State) -> None:
+        """Take away what was passed over, recall the best, and tell where the rows are others."""
+        if self._collective.rank == 0:
+            self._store.remove_after(position)
+        kept = set(self._store.positions())
+        for entry in state["history"]:
+            at = Position(int(entry["epoch"]))
+            name = self._spec.keep_best
+            if name in entry and at in kept and (self._best is None or entry[name] < self._best[0]):
+                self._best = (entry[name], at)
+        self.rows_differ = self._store.facts(position)["fingerprint"] != self._facts["fingerprint"]
+        if self.rows_differ and self._collective.rank == 0:
+            self._warn(f"{position} the rows are no longer those that the run was trained on: keys or labels differ")
 
     def _read(self, position: Position) -> tuple[State, State]:
         first = _loaded(self._store.read(position, 0))
@@ -152,8 +178,8 @@ class Saver:
         own = first if self._collective.rank == 0 else _loaded(self._store.read(position, self._collective.rank))
         if own["facts"] != self._facts:
             raise DamagedCheckpoint(
-                f"the checkpoint {position} is within an epoch, and the rows or batches have become others: does the "
-                "DataFrame give the same rows each time (an unseeded rand() doesn't)?"
+                f"the checkpoint {position} is within an epoch, and the ranks' rows or settings have become others: "
+                "does the DataFrame give the same rows each time (an unseeded rand() doesn't), in as many partitions?"
             )
         return first, own
 

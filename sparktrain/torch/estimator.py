@@ -21,6 +21,7 @@ from sparktrain.store.params import HasCheckpoints
 from sparktrain.torch import bundle
 from sparktrain.torch.checks import check_bound, check_monitored, started_from
 from sparktrain.torch.held import TorchValue
+from sparktrain.torch.identity import identity
 from sparktrain.torch.inputs import check_signature, join_scalars
 from sparktrain.torch.loss import label_kind
 from sparktrain.torch.model import HasModuleOutputs, TorchModel, module
@@ -146,10 +147,17 @@ class TorchEstimator(
         return Payload(small, "tensors", packed.tensor_bytes(), packed.model_bytes)
 
     def _begin_run(self, plan: ColumnPlan, payload: Payload) -> Run:
-        net = self._value(self.model)
-        shapes = [f"{name}: {one.dtype} {tuple(one.shape)}" for name, one in bundle.named_tensors(net)]
-        columns = [f"{one.role} {one.describe()} ({', '.join(c.kind for c in one.columns)})" for one in plan.tensors]
-        return runs.begin(self, {"model": shapes, "columns": columns})
+        objects = ("optimizer", "loss", "lr_scheduler", "metrics", "transform_batch")
+        given = {name: self._value(getattr(self, name)) for name in objects}
+        validation = self._value(self.validation)
+        return runs.begin(
+            self,
+            {
+                **identity(self._value(self.model), plan, payload.small["spec"], given),
+                "validation": validation,
+                "initial_model": self._value(self.initialModel) is not None,
+            },
+        )
 
     def _create_model(self, outcome: GangOutcome, plan: ColumnPlan) -> TorchModel:
         for info in outcome.infos:

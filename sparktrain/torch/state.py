@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from sparktrain.errors import ParamError
 from sparktrain.torch import bundle
@@ -60,9 +60,11 @@ class FitState:
         """Be as it was there."""
         train = self._train
         load_tensors(train.model, state["tensors"], device)
-        _load_optimizer(train.optimizer, state["optimizer"])
+        with _of_another("optimizer"):
+            train.optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
+            with _of_another("lr_scheduler"):
+                self._scheduler.load_state_dict(state["scheduler"])
         self._precision.load(state["precision"])
         for name, callback in self._named_callbacks():
             if name in state["callbacks"]:  # else it is a new one
@@ -82,11 +84,12 @@ class FitState:
         return None if self._scheduler is None else self._scheduler.state_dict()
 
 
-def _load_optimizer(optimizer: Optimizer, state: State) -> None:
+@contextlib.contextmanager
+def _of_another(name: str) -> Iterator[None]:
     try:
-        optimizer.load_state_dict(state)
-    except ValueError as error:
-        raise ParamError(f"optimizer: the checkpoint is of another one: {error}") from error
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParamError(f"{name}: the checkpoint is of another one: {error}") from error
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -168,5 +171,5 @@ def _check_plain(parts: Mapping[str, Any]) -> None:
         except Exception as error:
             raise ParamError(
                 f"{name}: its state can't be kept in a checkpoint, which holds tensors, numbers, strings, lists and "
-                f"dicts: {str(error).splitlines()[0]}"
+                f"dicts, and nothing that runs code when it is read; it has {sorted(part) if part else part}"
             ) from error

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sparktrain.arguments import TransformBatch
+from sparktrain.errors import ParamError
 from sparktrain.gang.worker import Event, WorkerContext
 from sparktrain.shards import plan
 from sparktrain.shards.reader import Shard, open_shard
@@ -164,6 +165,7 @@ class Trainer:
             collective.rank, collective.world_size, self._model, self._optimizer, spec.epochs, steps=self._steps
         )
         self._fit_state = FitState(self._state, self._precision, self._scheduler, self._callbacks)
+        self._fingerprint = "" if checkpoints is None else self._of_all_rows()
         self._saver = None if checkpoints is None else Saver(checkpoints, collective, self._facts())
         self._begun, self._rate = 0.0, 0.0
 
@@ -268,7 +270,15 @@ class Trainer:
             "shuffle": self._spec.shuffle,
             "rows": list(self._rows_by_rank),
             "digest": str(self._split.digest),
+            "fingerprint": self._fingerprint,
         }
+
+    def _of_all_rows(self) -> str:
+        """What the gang's rows have in common however they are dealt to ranks."""
+        shard = self._shard
+        columns = [one for one in (*shard.labels, *shard.inputs) if isinstance(one, np.ndarray)]
+        mine = str(plan.fingerprint(shard.keys, columns)).encode()
+        return str(sum(int(one) for one in self._collective.gather_bytes(mine)) % 2**64)
 
     def _resume(self) -> tuple[Position, State]:
         """Where to go on, and what this rank had added up of that epoch; the rest is as it was there."""
@@ -279,6 +289,12 @@ class Trainer:
         if found is None:
             return Position(0), {}
         position, state, own = found
+        if position.epoch > self._spec.epochs:
+            raise ParamError(
+                f"epochs={self._spec.epochs}: the run that is to be gone on with has trained {position.epoch} already"
+            )
+        if self._saver.rows_differ and (state["stopped"] or position.epoch == self._spec.epochs):
+            raise ParamError("run_id: that run is finished, and was trained on other rows; take another run_id")
         self._fit_state.load(state, self._device)
         self.output_shapes = None if state["outputs"] is None else [(name, shape) for name, shape in state["outputs"]]
         self._rate = state["lr"]

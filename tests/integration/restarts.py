@@ -26,7 +26,7 @@ class Breaks(Callback):
     Parameters
     ----------
     how : str
-        ``worker``, ``task``: which process is killed; ``raise``; ``sleep``.
+        ``worker``, ``task``: which process is killed; ``raise``; ``sleep``; ``wait``: for another file.
     directory : str
         Keeps a file for each time.
     times : int
@@ -45,6 +45,10 @@ class Breaks(Callback):
         time.sleep(0.5)  # the checkpoint of step 5 is written in the background
         if self.how == "raise":
             raise ValueError("boom")
+        if self.how == "wait":
+            while len(os.listdir(self.directory)) == 1:
+                time.sleep(0.05)
+            return
         if self.how == "sleep":
             time.sleep(60)
         os.kill(os.getpid() if self.how == "worker" else os.getppid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparktrain.errors import ParamError, RankFailed
-from sparktrain.torch import TorchModel
+from sparktrain.errors import GangError, ParamError, RankFailed
+from sparktrain.store.run import claim
+from sparktrain.torch import Callback, TorchModel
+from sparktrain.torch.callbacks import TrainState
 from tests.integration.leftovers import processes, wait_until, workers
 from tests.integration.restarts import EPOCHS, Breaks, estimator, rows, weights
 
@@ -108,9 +111,68 @@ def test_what_can_t_be_continued_is_told_before_any_job(spark: SparkSession, df:
     jobs = len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
     with pytest.raises(ParamError, match=r"run_id='mine': that run can't be continued, its model differs: .*Take anot"):
         estimator(**settings).setParams(**given).fit(df)
+    with pytest.raises(ParamError, match=r"that run can't be continued, its batch_size differs: 32 there, 16 now"):
+        estimator(run_id="mine", **settings).setBatchSize(16).fit(df)
+    with pytest.raises(ParamError, match=r"that run can't be continued, its optimizer differs"):
+        estimator(run_id="mine", **settings).setOptimizer(torch.optim.SGD).fit(df)
     with pytest.raises(ParamError, match=r"that run can't be continued, its columns differs"):
         estimator(run_id="mine", **settings).fit(df.withColumn("y", F.array("y")))
     assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(None)) == jobs
+
+
+def test_a_finished_run_is_no_answer_for_other_rows(df: DataFrame, tmp_path: Path) -> None:
+    """As the folds of a tuner would have it."""
+    settings: dict[str, Any] = {"store": str(tmp_path), "run_id": "mine", "epochs": 1}
+    estimator(**settings).fit(df)
+    with pytest.raises(ParamError, match=r"run_id: that run is finished, and was trained on other rows"):
+        estimator(**settings).fit(df.where("x0 > 0"))
+    with pytest.raises(ParamError, match=r"run_id: that run is finished, and was trained on other rows"):
+        estimator(**settings).fit(df.withColumn("y", F.col("y") + 1))
+
+
+def test_rows_that_have_become_others_are_told(df: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"store": str(tmp_path), "run_id": "mine"}
+    estimator(epochs=1, **settings).fit(df)
+    with caplog.at_level(logging.WARNING, "sparktrain"):
+        assert len(estimator(epochs=2, **settings).fit(df.withColumn("y", F.col("y") + 1)).history) == 2
+    assert "after epoch 1 the rows are no longer those that the run was trained on" in caplog.text
+    with pytest.raises(ParamError, match=r"epochs=1: the run that is to be gone on with has trained 2 already"):
+        estimator(epochs=1, **settings).fit(df)
+
+
+def test_the_best_stays_when_a_run_goes_on(df: DataFrame, tmp_path: Path) -> None:
+    rises = {"store": str(tmp_path), "run_id": "mine", "keep_last": 1, "keep_best": "rising"}
+    estimator(epochs=2, callbacks=[Rises()], **rises).fit(df)
+    estimator(epochs=4, callbacks=[Rises()], **rises).fit(df)
+    kept = sorted(one.name for one in (tmp_path / "mine" / "checkpoints").iterdir())
+    assert kept == ["epoch-000001-step-000000000", "epoch-000004-step-000000000"]
+
+
+class Rises(Callback):
+    def on_epoch_end(self, state: TrainState) -> None:
+        state.history[-1]["rising"] = float(state.epoch)
+
+
+def test_two_fits_of_one_run_at_a_time(df: DataFrame, tmp_path: Path, marks: Path) -> None:
+    """The later one has it."""
+    settings: dict[str, Any] = {"store": str(tmp_path / "runs"), "run_id": "mine", "max_restarts": 0}
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: estimator(callbacks=[Breaks("wait", str(marks))], **settings).fit(df))
+        assert wait_until(lambda: len(list(marks.iterdir())) == 1, 60)
+        claim(f"file://{tmp_path}/runs/mine", "another")  # as its launch does
+        (marks / "go on").touch()
+        with pytest.raises(GangError, match=r"another fit has gone on with the run at .* give each its own run_id"):
+            first.result(60)
+
+
+def test_a_store_that_can_t_be_written_is_named(df: DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ParamError, match=r"store: file://.*/file/.* can't be written or read: NotADirectoryError"):
+        estimator(store=str(tmp_path / "file")).fit(df)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.json").write_text("{")
+    with pytest.raises(ParamError, match=r"run_id='mine': file://.*/mine/run.json is damaged"):
+        estimator(store=str(tmp_path), run_id="mine").fit(df)
 
 
 def test_a_fault_of_the_training_is_not_tried_again(df: DataFrame, tmp_path: Path, marks: Path) -> None:

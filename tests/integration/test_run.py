@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from sparktrain import GangRunner, current_gang, run
-from sparktrain.errors import ColumnError, GangError, NotEnoughSlots, ParamError, RankFailed
+from sparktrain.errors import ColumnError, DataError, GangError, NotEnoughSlots, ParamError, RankFailed
 from tests.integration import functions
 from tests.integration.leftovers import wait_until, workers
 
@@ -40,6 +41,12 @@ def test_results_larger_than_spark_s_rows_take(spark: SparkSession) -> None:
     for rank, found in enumerate(run(work, (100 << 20,), num_proc=2, verbose=0)):
         assert found.nbytes == 100 << 20
         assert (found == rank).all()
+
+
+def test_a_function_may_end_as_a_script_does(spark: SparkSession) -> None:
+    assert run(lambda: sys.exit(), num_proc=2, verbose=0) == [None, None]
+    with pytest.raises(RankFailed, match="SystemExit: 3"):
+        run(lambda: sys.exit(3), num_proc=2, verbose=0)
 
 
 def test_a_large_argument_arrives(spark: SparkSession) -> None:
@@ -256,6 +263,8 @@ def test_what_can_t_be_run_is_refused_before_any_job(spark: SparkSession, tmp_pa
         run(print, df=spark.createDataFrame([(b"a",)], "raw binary"), num_proc=2)
     with pytest.raises(ColumnError, match=r"dtypes names 'y', which is not one of the columns \['id'\]"):
         run(print, df=spark.range(3), dtypes={"y": "int8"}, num_proc=2)
+    with pytest.raises(DataError, match=r"rows with values that are no int8 \(not whole, or out of its range\)"):
+        run(print, df=spark.range(300), dtypes={"id": "int8"}, num_proc=2)
     with pytest.raises(RuntimeError, match="only to functions and scripts"):
         current_gang()
 

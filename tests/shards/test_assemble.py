@@ -125,6 +125,18 @@ def test_class_ids_that_no_integer_can_hold_are_counted_without_a_cast_warning()
     assert faults_of(spec, [0.0, float("inf")]).startswith("column 'a': 1 rows that are not whole numbers")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values", "faulty"),
+    [("int8", [1, 127, 128, -129], 2), ("uint8", [0, 255, -1], 1), ("int32", [1.0, 2.5, float("nan")], 2)],
+)
+def test_whole_numbers_are_never_wrapped_or_cut(dtype: str, values: list[float], faulty: int) -> None:
+    spec = spec_of("number", dtype=dtype, shape=())
+    assert f"{faulty} rows with values that are no {dtype} (not whole, or out of its range)" in faults_of(spec, values)
+    assert rows_of(spec, [1, 2]).tolist() == [1, 2]
+    label = spec_of("number", role="label", dtype=dtype, shape=(), integral=True)
+    assert faults_of(label, values)
+
+
 def test_fractions_are_fine_for_floating_labels() -> None:
     np.testing.assert_array_equal(rows_of(spec_of("number", role="label", shape=()), [0.5, 1.0]), [0.5, 1.0])
 

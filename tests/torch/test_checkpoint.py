@@ -57,7 +57,7 @@ def test_what_can_t_be_used_is_passed_over_with_a_warning(tmp_path: Path, monkey
     assert "rank-0.data is not what was written" in warnings[0]
     assert all("passed over a checkpoint" in one for one in warnings)
     others = ranks[0]["others"]
-    assert "the rows or batches have become others" in others["warnings"][0]
+    assert "the ranks' rows or settings have become others" in others["warnings"][0]
     assert others["history"][0]["epoch"] == 1  # from the beginning
 
 
