@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -15,6 +16,8 @@ TAIL_BYTES = 1 << 20
 """So much of its end is kept for a driver that can't be reached meanwhile."""
 PIECE = 1 << 14
 """Characters of a line that go in one event."""
+LAST_S = 1.0
+"""So long the last word on lines that were left out may wait for its turn."""
 
 
 class RankLog:
@@ -85,7 +88,13 @@ class RankLog:
             return bytes(self._tail)
 
     def close(self) -> None:
-        """Later lines are not kept."""
+        """Later lines are not kept; of those that were not shown last the driver is told."""
+        deadline = time.monotonic() + LAST_S
+        while self._missed and self._send is not None and time.monotonic() < deadline:
+            text = f"({self._missed} more lines came too fast to be shown)"
+            if self._send({"kind": "log", "rank": self._rank, "text": text}):
+                self._missed = 0
+            time.sleep(0.05)
         with self._lock:
             file, self._file = self._file, None
             if file is not None:

@@ -77,8 +77,8 @@ class Rows:
         dict of str to ndarray
             For each column an array of shape (rows, …).
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+        if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+            raise ValueError(f"batch_size: expected a whole number of at least 1, got {batch_size!r}")
         order = plan.epoch_order(self._order, seed=seed, epoch=epoch, shard_digest=self._digest, shuffle=shuffle)
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]

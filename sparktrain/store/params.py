@@ -15,7 +15,10 @@ def _store(value: Any) -> str:
         return value.url
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise ValueError("a path, a URL such as 's3://bucket/runs', or a sparktrain.store.Store")
-    return Store(value).url
+    try:
+        return Store(value).url
+    except ValueError as error:
+        raise ValueError(f"a path, or a URL of a file system that fsspec knows ({error})") from error
 
 
 def _run_id(value: Any) -> str:
