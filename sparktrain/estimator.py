@@ -168,7 +168,21 @@ class Payload:
     result_bytes_at_most: int = 0
 
 
-class GangEstimator(Estimator[M], HasGang, Generic[M]):
+class HasRestarts(KeywordParams):
+    """What a fit does about a gang that is lost."""
+
+    maxRestarts = GangParam(
+        "max_restarts",
+        "How often a gang that has lost a process, an executor or a connection is launched again. A fault of the "
+        "training itself is not tried again. TorchEstimator with a store goes on from its newest checkpoint, "
+        "KerasEstimator with BackupAndRestore from that; others begin anew. None: 2 for a TorchEstimator with a store, "
+        "else 0.",
+        params.integer(0),
+        None,
+    )
+
+
+class GangEstimator(Estimator[M], HasGang, HasRestarts, Generic[M]):
     """Base of the estimators: a subclass names its trainer, plans columns, packs a payload, makes the model."""
 
     trainer: str
@@ -231,7 +245,7 @@ class GangEstimator(Estimator[M], HasGang, Generic[M]):
 
     def _begin_run(self, plan: ColumnPlan, payload: Payload) -> Run:
         """What a fit keeps, and how often it is launched again."""
-        return Run()
+        return Run(self._value(self.maxRestarts) or 0)
 
     def _gang_spec(self, spark: SparkSession, num_proc: int, plan: ColumnPlan, payload: Payload) -> GangSpec:
         return self._spec_of(spark, num_proc, plan, self.trainer, payload)

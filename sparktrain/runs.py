@@ -47,12 +47,14 @@ class Run:
         return str(found[0]) if found else ""
 
 
-def begin(estimator: HasCheckpoints, identity: Mapping[str, Any]) -> Run:
+def begin(estimator: HasCheckpoints, restarts: int | None, identity: Mapping[str, Any]) -> Run:
     """Begin the run that an estimator's Params tell of, or go on with it.
 
     Parameters
     ----------
     estimator : HasCheckpoints
+    restarts : int or None
+        ``max_restarts``.
     identity : mapping
         What must be the same for a run to be continued.
 
@@ -62,7 +64,7 @@ def begin(estimator: HasCheckpoints, identity: Mapping[str, Any]) -> Run:
         Where there is nothing to go on with, or it is another's.
     """
     value = estimator._value
-    url, restarts = value(estimator.store), value(estimator.maxRestarts)
+    url = value(estimator.store)
     if url is None:
         if value(estimator.resume):
             raise ParamError("resume=True: there is no store to resume from; give store=")

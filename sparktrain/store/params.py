@@ -44,15 +44,8 @@ class HasStore(KeywordParams):
 
 
 class HasCheckpoints(HasStore):
-    """How often a fit writes down where it is, and how often it goes on from there."""
+    """How often a fit writes down where it is, and which of that it keeps."""
 
-    maxRestarts = GangParam(
-        "max_restarts",
-        "How often a gang that has lost a process, an executor or a connection is launched again, from the newest "
-        "checkpoint. A fault of the training itself is not tried again. None: 2 with a store, else 0.",
-        params.integer(0),
-        None,
-    )
     resume = GangParam(
         "resume",
         "True: go on with the newest run in the store of the same model and columns, finished or not. A run_id that is "

@@ -39,6 +39,10 @@ class Saver:
     ----------
     warnings : list of str
         For the driver.
+    written : int
+        Parts of checkpoints that this rank has written.
+    stalled_s, writing_s : float
+        How long training has waited for that in all, and how long it took in the background.
     rows_differ : bool
         Whether the rows are others than those of the checkpoint that the fit goes on from.
     """
@@ -48,7 +52,8 @@ class Saver:
         self.warnings: list[str] = []
         self.rows_differ = False
         self._store = Checkpoints(spec.run_url)
-        self._background = Background()
+        self._background, self._snapshot = Background(), Snapshot()
+        self.written, self.stalled_s, self.writing_s = 0, 0.0, 0.0
         self._written_at = time.monotonic()
         self._told: set[str] = set()
         self._best: tuple[float, Position] | None = None
@@ -82,9 +87,14 @@ class Saver:
         self._note_best(position, history)
         if rank >= ranks:
             return
-        kept = _copied(state)
+        began = time.perf_counter()
+        self._background.finish()
+        kept = self._snapshot.take(state)
+        self.stalled_s += time.perf_counter() - began
 
         def write() -> None:
+            began = time.perf_counter()
+
             def save(file: IO[bytes]) -> None:
                 torch.save(kept, file)
 
@@ -92,6 +102,8 @@ class Saver:
             self._store.write(position, rank, ranks, self._spec.attempt, save, self._facts)
             if rank == 0:
                 self._store.keep(self._spec.keep_last, None if self._best is None else self._best[1])
+            self.written += 1
+            self.writing_s += time.perf_counter() - began
 
         self._background.do(write)
         self._tell()
@@ -184,15 +196,35 @@ class Saver:
         return first, own
 
 
-def _copied(state: Any) -> Any:
-    """Tensors as they are now, in memory."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, Mapping):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_copied(value) for value in state)
-    return state
+class Snapshot:
+    """Copies of tensors in the host's memory, which each copy uses again: fresh pages cost more than the copying."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def take(self, state: State) -> State:
+        """The state as it is now; valid until the next one is taken."""
+        self._used = 0
+        copied: State = self._copied(state)
+        return copied
+
+    def _copied(self, state: Any) -> Any:
+        if isinstance(state, torch.Tensor):
+            return self._buffer(state.detach()).copy_(state.detach())
+        if isinstance(state, Mapping):
+            return {key: self._copied(value) for key, value in state.items()}
+        if isinstance(state, (list, tuple)):
+            return type(state)(self._copied(value) for value in state)
+        return state
+
+    def _buffer(self, like: torch.Tensor) -> torch.Tensor:
+        place, self._used = self._used, self._used + 1
+        if place == len(self._buffers):
+            self._buffers.append(torch.empty(0))
+        found = self._buffers[place]
+        if found.shape != like.shape or found.dtype != like.dtype:
+            found = self._buffers[place] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        return found
 
 
 def _loaded(data: bytes) -> State:

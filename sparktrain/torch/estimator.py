@@ -152,6 +152,7 @@ class TorchEstimator(
         validation = self._value(self.validation)
         return runs.begin(
             self,
+            self._value(self.maxRestarts),
             {
                 **identity(self._value(self.model), plan, payload.small["spec"], given),
                 "validation": validation,
@@ -163,6 +164,14 @@ class TorchEstimator(
         for info in outcome.infos:
             for warning in info["warnings"]:
                 logger.warning("%s", warning)
+        kept = outcome.infos[0]["checkpoints"]
+        if kept is not None:
+            logger.info(
+                "rank 0 wrote %d checkpoints in %.2f s, for which training waited %.2f s",
+                kept["written"],
+                kept["writing_s"],
+                kept["stalled_s"],
+            )
         packed = bundle.dump(self._value(self.model), self._value(self.model))
         result = bundle.tensors_from_file(outcome.result.path)
         net = bundle.load(packed.structure, {**packed.tensors, **result}).eval()

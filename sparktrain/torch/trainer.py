@@ -87,6 +87,7 @@ def train(context: WorkerContext) -> dict[str, Any]:
         "inputs": [spec.shape for spec in shard.specs("input")],
         "outputs": trainer.output_shapes,
         "warnings": trainer.warnings,
+        "checkpoints": trainer.checkpoints,
     }
 
 
@@ -173,6 +174,14 @@ class Trainer:
     def warnings(self) -> list[str]:
         """For the driver."""
         return [] if self._saver is None else self._saver.warnings
+
+    @property
+    def checkpoints(self) -> dict[str, float] | None:
+        """How many this rank has written, and how many seconds training waited, and writing took."""
+        saver = self._saver
+        if saver is None:
+            return None
+        return {"written": saver.written, "stalled_s": saver.stalled_s, "writing_s": saver.writing_s}
 
     def _counted_denominators(self) -> list[bool]:
         """For each loss, whether labels anywhere in the gang need its denominator counted by label."""

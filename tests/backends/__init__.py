@@ -15,6 +15,7 @@ _NO_MPI = backends.load("mpi").missing() or (None if find_spec("mpi4py") else "m
 mpi = pytest.mark.skipif(_NO_MPI is not None, reason=str(_NO_MPI))
 """Marks what needs Open MPI and mpi4py; `scripts/test` installs them where it may."""
 
-OTHERS = (pytest.param("horovod", marks=horovod), pytest.param("mpi", marks=[horovod, mpi]))
+EACH_OTHER = (pytest.param("horovod", marks=horovod), pytest.param("mpi", marks=[horovod, mpi]))
 """Over MPI the estimators' ranks add up by Horovod as well."""
+OTHERS = (EACH_OTHER[0], pytest.param("mpi", marks=[horovod, mpi, pytest.mark.slow]))
 BACKENDS = ("native", *OTHERS)

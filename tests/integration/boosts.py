@@ -13,6 +13,20 @@ from xgboost import collective
 from sparktrain.shards.disk import local_directory
 
 
+class DiesOnce(xgb.callback.TrainingCallback):
+    """Rank 1 is killed after its second round, where the file is not there yet."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if epoch == 1 and collective.get_rank() == 1 and not os.path.exists(self._mark):
+            Path(self._mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+
 class Fault(xgb.callback.TrainingCallback):
     """Rank 1 ends after its second round: by an exception, or by a signal of that name."""
 

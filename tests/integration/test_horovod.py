@@ -22,7 +22,7 @@ from sparktrain.keras import KerasEstimator
 from sparktrain.torch import Callback, TorchEstimator
 from sparktrain.torch.callbacks import TrainState
 from sparktrain.xgboost import XGBoostRegressor
-from tests.backends import OTHERS, horovod
+from tests.backends import EACH_OTHER, OTHERS, horovod
 from tests.integration.leftovers import wait_until, workers
 
 pytestmark = pytest.mark.integration
@@ -57,7 +57,7 @@ def torch_estimator(**given: Any) -> TorchEstimator:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("backend", EACH_OTHER)
 def test_a_torch_estimator_trains_as_on_the_native_backend(df: DataFrame, backend: str) -> None:
     given = {"backward_passes_per_step": 2, "validation": 0.2}
     over = torch_estimator(backend=backend, callbacks=[AsksHorovod()], **given).fit(df)
@@ -94,8 +94,8 @@ def keras_model() -> keras.Model:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("backend", OTHERS)
-@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", EACH_OTHER)
+@pytest.mark.parametrize("framework", [pytest.param("tensorflow", marks=pytest.mark.slow), "torch"])
 def test_a_keras_estimator_trains_as_on_the_native_backend(df: DataFrame, framework: str, backend: str) -> None:
     given = {**COMMON, "label_cols": ["y"], "keras_backend": framework, "sync_batchnorm": True}
     model = keras_model()

@@ -71,6 +71,7 @@ def test_a_notebook_without_ipywidgets_shows_text() -> None:
     assert "4/4" in text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_terminal_shows_one_live_line_and_nothing_with_verbose_0() -> None:
     ours, theirs = pty.openpty()

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import psutil
 import pytest
 import torch
+from keras import callbacks
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from torch import nn
 
 from sparktrain.errors import GangError, ParamError, RankFailed
+from sparktrain.keras import KerasEstimator
 from sparktrain.store.run import claim
 from sparktrain.torch import Callback, TorchModel
 from sparktrain.torch.callbacks import TrainState
+from sparktrain.xgboost import XGBoostRegressor
+from tests.integration import boosts
 from tests.integration.leftovers import processes, wait_until, workers
 from tests.integration.restarts import EPOCHS, Breaks, estimator, rows, weights
 
@@ -193,6 +200,7 @@ def test_a_rank_that_always_dies_at_the_same_step_ends_the_fit(df: DataFrame, tm
     assert wait_until(lambda: not workers(), 10)
 
 
+@pytest.mark.slow
 def test_without_a_store_nothing_is_tried_again_unless_it_is_asked_for(
     df: DataFrame, whole: TorchModel, marks: Path
 ) -> None:
@@ -200,6 +208,54 @@ def test_without_a_store_nothing_is_tried_again_unless_it_is_asked_for(
         estimator(callbacks=[Breaks("worker", str(marks))]).fit(df)
     (marks / "0").unlink()
     assert_same(estimator(max_restarts=1, callbacks=[Breaks("worker", str(marks))]).fit(df), whole)
+
+
+def test_xgboost_begins_anew(df: DataFrame, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"features_col": [f"x{one}" for one in range(4)], "label_col": "y", "n_estimators": 5}
+    boosting = XGBoostRegressor(num_workers=2, verbose=0, callbacks=[boosts.DiesOnce(str(tmp_path / "mark"))], **given)
+    with pytest.raises(RankFailed, match="killed by SIGKILL"):
+        boosting.fit(df)
+    (tmp_path / "mark").unlink()
+    again = boosting.setMaxRestarts(1).fit(df)
+    assert (tmp_path / "mark").exists()
+    whole = boosting.fit(df)
+    assert again.get_booster().get_dump() == whole.get_booster().get_dump()
+
+
+class DiesOnce(callbacks.Callback):
+    """Rank 1 is killed in the third epoch, where the file is not there yet."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if os.environ["RANK"] == "1" and epoch == 2 and not os.path.exists(self.mark):
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_keras_goes_on_from_its_own_backup(df: DataFrame, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(2)
+    net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    given: dict[str, Any] = {
+        "model": net,
+        "optimizer": keras.optimizers.Adam(0.01),
+        "loss": "mse",
+        "feature_cols": [[f"x{one}" for one in range(4)]],
+        "label_cols": ["y"],
+        "num_proc": 2,
+        "epochs": 4,
+        "keras_backend": "torch",
+        "verbose": 0,
+    }
+    whole = KerasEstimator(**given).fit(df)
+    kept = [callbacks.BackupAndRestore("backup"), DiesOnce(str(tmp_path / "mark"))]
+    again = KerasEstimator(callbacks=kept, store=str(tmp_path / "runs"), max_restarts=1, **given).fit(df)
+    assert (tmp_path / "mark").exists()
+    for mine, theirs in zip(again.getModel().get_weights(), whole.getModel().get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    assert [entry["epoch"] for entry in again.history] == [3, 4]  # BackupAndRestore keeps no history
 
 
 @pytest.mark.slow

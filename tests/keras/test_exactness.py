@@ -38,7 +38,8 @@ def test_n_ranks_train_as_one_process(framework: str, plain: dict[str, Any], wor
 )
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"], indirect=True)
 @pytest.mark.parametrize(
-    ("world", "cases"), [pytest.param(3, BRIEF, id="brief"), pytest.param(2, "", id="all", marks=pytest.mark.slow)]
+    ("world", "cases"),
+    [pytest.param(3, BRIEF, id="brief", marks=pytest.mark.slow), pytest.param(2, "", id="all", marks=pytest.mark.slow)],
 )
 def test_over_other_backends(
     framework: str,
