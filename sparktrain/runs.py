@@ -21,7 +21,9 @@ DEFAULT_RESTARTS = 2
 
 @dataclass(frozen=True)
 class Run:
-    """Parameters
+    """What a fit keeps, and how often its gang is launched again.
+
+    Parameters
     ----------
     max_restarts : int
     checkpoints : CheckpointSpec or None

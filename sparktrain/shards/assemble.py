@@ -57,13 +57,13 @@ def assemble(spec: TensorSpec, columns: Sequence[pa.Array], faults: Faults) -> A
         infinite = [_count_infinite(column.name, flat_rows(values), spec.dtype, faults) for column, values in named]
         if any(infinite):
             return None
+    if not all([_fits(spec, flat_rows(values), faults) for values in present]):
+        return None
     if len(present) == 1:
         rows = present[0]
     else:
-        if not all([_fits(spec, flat_rows(values), faults) for values in present]):
-            return None
         rows = np.concatenate([flat_rows(values).astype(spec.dtype, copy=False) for values in present], axis=1)
-    if not _fits(spec, flat_rows(rows), faults) or not _check_values(spec, rows, faults):
+    if not _check_values(spec, rows, faults):
         return None
     return _shaped(spec, rows).astype(spec.dtype, copy=False)
 

@@ -88,7 +88,7 @@ class Saver:
         if rank >= ranks:
             return
         began = time.perf_counter()
-        self._background.finish()
+        self.finish()  # before another begins: its trouble is then told
         kept = self._snapshot.take(state)
         self.stalled_s += time.perf_counter() - began
 
@@ -106,14 +106,10 @@ class Saver:
             self.writing_s += time.perf_counter() - began
 
         self._background.do(write)
-        self._tell()
 
     def finish(self) -> None:
         """Wait for what is being written."""
         self._background.finish()
-        self._tell()
-
-    def _tell(self) -> None:
         trouble = self._background.trouble
         if isinstance(trouble, TakenOver):
             raise GangError(str(trouble))

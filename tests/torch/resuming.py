@@ -41,7 +41,7 @@ class Counts(Callback):
         self.steps = state["steps"]
 
 
-def fit(collective: Collective, run: Path, *, resume: bool, **more: Any) -> dict[str, Any]:
+def fit(collective: Collective, run: Path, *, resume: bool, kept: Any = None, **more: Any) -> dict[str, Any]:
     """Dropout, moving averages, Adam, a scheduler by steps, metrics with states, early stopping."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 1))
@@ -56,9 +56,10 @@ def fit(collective: Collective, run: Path, *, resume: bool, **more: Any) -> dict
         callbacks=callbacks,
     )
     spec = replace(SPEC, epochs=EPOCHS, lr_scheduler_interval="step", **more)
-    kept = CheckpointSpec(f"file://{run}", "one", every_n_steps=4, keep_last=100, resume=resume)
+    when = {"every_n_steps": 4, **(kept or {})}
+    checkpoints = CheckpointSpec(f"file://{run}", "one", keep_last=100, resume=resume, **when)
     rows = shard("binary", collective.rank, validation=True)
-    trainer = Trainer(spec, objects, rows, collective, torch.device("cpu"), lambda event: None, checkpoints=kept)
+    trainer = Trainer(spec, objects, rows, collective, torch.device("cpu"), lambda event: None, checkpoints=checkpoints)
     history = trainer.fit()
     weights = [tensor.detach().clone() for tensor in model.state_dict().values()]
     return {"weights": weights, "history": history, "warnings": trainer.warnings, "outputs": trainer.output_shapes}
@@ -85,6 +86,20 @@ def plainly(collective: Collective) -> dict[str, Any]:
 
 def in_half_precision(collective: Collective) -> dict[str, Any]:
     return from_each(collective, mixed_precision="fp16")
+
+
+def in_other_ways(collective: Collective) -> dict[str, Any]:
+    """By the clock, which rank 0's alone is; and where nothing can be written."""
+    base = Path(os.environ["SPARKTRAIN_TEST_RUN"])
+    fit(collective, base / "clock", resume=False, kept={"every_n_steps": None, "every_n_minutes": 1e-9})
+    if collective.rank == 0:
+        (base / "full").mkdir()
+        (base / "full" / "checkpoints").touch()
+    collective.gather(0)
+    return {
+        "positions": Checkpoints(f"file://{base}/clock").positions(),
+        "full": fit(collective, base / "full", resume=False),
+    }
 
 
 def of_others(collective: Collective) -> dict[str, Any]:

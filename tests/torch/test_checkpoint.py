@@ -61,6 +61,15 @@ def test_what_can_t_be_used_is_passed_over_with_a_warning(tmp_path: Path, monkey
     assert others["history"][0]["epoch"] == 1  # from the beginning
 
 
+def test_by_the_clock_and_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = ranks_of("in_other_ways", tmp_path, monkeypatch)
+    epochs = ranks[0]["full"]["history"][-1]["epoch"]
+    assert len(ranks[0]["positions"]) == 6 * epochs  # each step, the last ones at the epochs' ends
+    assert all("a checkpoint could not be written" in one for one in ranks[0]["full"]["warnings"])
+    assert ranks[0]["full"]["warnings"]
+    assert len(ranks[0]["full"]["history"]) == epochs
+
+
 def test_a_state_that_would_run_code_when_read_is_refused() -> None:
     class Odd:
         pass
